@@ -1,7 +1,8 @@
 """Which members does a change touch, directly or through what they stand on?
 
     python tools/affected.py --base origin/main          # omt
-    python tools/affected.py --base "$BASE" --json       # {"members": [...], "integration": true}
+    python tools/affected.py --base "$BASE" --json       # {"members": [...], "portable": [...], "integration": true}
+    python tools/affected.py --base "$BASE" --github     # the same as outputs of a workflow step
 """
 
 from __future__ import annotations
@@ -53,22 +54,36 @@ def affected(files: list[str] | None, members: list[Member]) -> set[str]:
     return with_dependents(touched, members)
 
 
+def report(files: list[str] | None, members: list[Member]) -> dict[str, object]:
+    """Describe what a change affects: members to test, those tested on every system, whether to test across members."""
+    names = affected(files, members)
+    chosen = [m for m in members if m.name in names]
+    entries = [{"name": m.name, "path": m.path, "package": m.package} for m in chosen]
+    return {
+        "members": entries,
+        "portable": [entry for entry, m in zip(entries, chosen, strict=True) if m.promises.get("platforms")],
+        "any": bool(chosen),
+        "integration": bool(chosen) or any(path.startswith(INTEGRATION) for path in files or []),
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the affected members."""
     parser = argparse.ArgumentParser(description="List the members that a change affects.")
     parser.add_argument("--base", default="main", help="commit or branch to compare with (default: main)")
-    parser.add_argument("--json", action="store_true", help="a JSON object for a CI matrix")
+    parser.add_argument("--json", action="store_true", help="a JSON object")
+    parser.add_argument("--github", action="store_true", help="outputs of a GitHub workflow step")
     parser.add_argument("--repository", type=Path, default=ROOT)
     arguments = parser.parse_args(argv)
     members = load_members(arguments.repository)
     files = changed_files(arguments.repository, arguments.base)
-    names = affected(files, members)
+    outcome = report(files, members)
     if arguments.json:
-        chosen = [{"name": m.name, "path": m.path, "package": m.package} for m in members if m.name in names]
-        integration = bool(names) or any(path.startswith(INTEGRATION) for path in files or [])
-        print(json.dumps({"members": chosen, "integration": integration}))
+        print(json.dumps(outcome))
+    elif arguments.github:
+        print("\n".join(f"{key}={json.dumps(value)}" for key, value in outcome.items()))
     else:
-        print(" ".join(m.name for m in members if m.name in names))
+        print(" ".join(m.name for m in members if m.name in affected(files, members)))
     return 0
 
 
