@@ -61,10 +61,10 @@ isolate: $(READY)  ## build all wheels, install each alone, run its smallest rea
 	$(RUN) pytest integration_tests -m isolation
 
 bench: $(READY)  ## run the benchmarks and write RESULTS.md of the member (P=omt) or of all
-	@for path in $$($(RUN) python tools/members.py paths $(P)); do $(RUN) python "$$path/benchmarks/run.py"; done
+	@$(RUN) python tools/bench.py $(P)
 
 docs: $(READY)  ## build the site into site/
-	$(RUN) mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
 
 build: $(READY)  ## build all wheels and sdists into dist/ and check them
 	rm -rf dist

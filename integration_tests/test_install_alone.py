@@ -138,7 +138,9 @@ def test_dependencies_are_consistent(installed):
 
 def test_import_is_fast(installed):
     limit = installed.member.promises["import-seconds"]
-    times = [float(installed.run("python", "-I", "-c", _IMPORT_SECONDS, installed.member.package).stdout) for _ in range(5)]
+    times = [
+        float(installed.run("python", "-I", "-c", _IMPORT_SECONDS, installed.member.package).stdout) for _ in range(5)
+    ]
     assert min(times) <= limit, f"the fastest of five imports took {min(times):.2f} s"
 
 

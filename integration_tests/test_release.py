@@ -56,7 +56,7 @@ def test_a_tag_that_does_not_fit_is_refused(workspace, name, message):
 
 
 def test_a_dependent_waits_for_the_core_it_needs(workspace):
-    with pytest.raises(ReleaseError, match="released: none. Release shared-core first"):
+    with pytest.raises(ReleaseError, match=r"released: none\. Release shared-core first"):
         check("omt-v0.3.0", workspace)
     tag(workspace, "shared-core-v0.1.0")
     with pytest.raises(ReleaseError, match=r"released: 0\.1\.0\."):
@@ -89,7 +89,9 @@ MEMBERS = [
 ]
 
 
-def wheel(folder: Path, *, requires: str = "", version: str = "0.2.0", extra: tuple[str, ...] = (), drop: str = "") -> Path:
+def wheel(
+    folder: Path, *, requires: str = "", version: str = "0.2.0", extra: tuple[str, ...] = (), drop: str = ""
+) -> Path:
     """Write an omt wheel with what a test needs to be wrong in it."""
     path = folder / f"omt-{version}-py3-none-any.whl"
     info = f"omt-{version}.dist-info"

@@ -32,7 +32,7 @@ def test_the_written_contract_is_what_the_core_offers(written):
 def test_members_take_only_what_is_promised(member, root, written):
     if member.name == CORE:
         pytest.skip("the core may use its own private parts")
-    files = [p for p in (root / member.path / "src").rglob("*.py")]
+    files = list((root / member.path / "src").rglob("*.py"))
     taken = set().union(*(names_taken_from_the_core(p.read_text(encoding="utf-8")) for p in files))
     submodules = {m.removeprefix("shared_core.") for m in PUBLIC_MODULES}
     broken = {

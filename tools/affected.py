@@ -1,8 +1,8 @@
 """Which members does a change touch, directly or through what they stand on?
 
-    python tools/affected.py --base origin/main          # omt
-    python tools/affected.py --base "$BASE" --json       # {"members": [...], "portable": [...], "integration": true}
-    python tools/affected.py --base "$BASE" --github     # the same as outputs of a workflow step
+python tools/affected.py --base origin/main          # omt
+python tools/affected.py --base "$BASE" --json       # {"members": [...], "portable": [...], "integration": true}
+python tools/affected.py --base "$BASE" --github     # the same as outputs of a workflow step
 """
 
 from __future__ import annotations

@@ -59,7 +59,9 @@ def check_wheel(path: Path, members: list[Member]) -> list[str]:
         if name in by_name and name not in (CORE, member.name):
             problems.append(f"requires {name}, another domain's package")
         if name == CORE and name != member.name and by_name[CORE].version not in requirement.specifier:
-            problems.append(f"requires {requirement}, which does not admit this workspace's {CORE} {by_name[CORE].version}")
+            problems.append(
+                f"requires {requirement}, which does not admit this workspace's {CORE} {by_name[CORE].version}"
+            )
     return [f"{path.name}: {problem}" for problem in problems]
 
 

@@ -1,7 +1,7 @@
 """Write down what shared-core offers to its dependents, so that a change of it is seen in review.
 
-    python tools/contract.py write     # docs/core-contract.json
-    python tools/contract.py check     # fail when the file no longer says what the package offers
+python tools/contract.py write     # docs/core-contract.json
+python tools/contract.py check     # fail when the file no longer says what the package offers
 """
 
 from __future__ import annotations
@@ -62,8 +62,11 @@ def main(argv: list[str] | None = None) -> int:
         FILE.write_text(text, encoding="utf-8")
         return 0
     if not FILE.exists() or FILE.read_text(encoding="utf-8") != text:
-        print("shared-core offers something else than docs/core-contract.json says: run `python tools/contract.py write`"
-              " and look at the difference", file=sys.stderr)  # fmt: skip
+        print(
+            "shared-core offers something else than docs/core-contract.json says: "
+            "run `python tools/contract.py write` and look at the difference",
+            file=sys.stderr,
+        )
         return 1
     return 0
 

@@ -1,7 +1,8 @@
 """Run the demo of each member and print one table of what they found.
 
-A member names its demo in ``[tool.workspace-member]``. The command takes ``--out FOLDER`` and ``--json``, writes pictures
-to the folder, and prints one JSON object whose ``rows`` have ``job``, ``measure``, ``value``, ``target`` and ``ok``.
+A member names its demo in ``[tool.workspace-member]``. The command takes ``--out FOLDER`` and ``--json``, writes
+pictures to the folder, and prints one JSON object whose ``rows`` have ``job``, ``measure``, ``value``, ``target`` and
+``ok``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keep uv.lock and what uv resolves in step.
 
-    python tools/lock.py check             # lock again; fail when a version differs from the committed one
-    python tools/lock.py update [name …]   # lock again after a change of dependencies; print what moved
+python tools/lock.py check             # lock again; fail when a version differs from the committed one
+python tools/lock.py update [name …]   # lock again after a change of dependencies; print what moved
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if moves:
         path.write_text(committed, encoding="utf-8")
-        print("uv.lock does not say what uv resolves (run `make lock` after a change of dependencies):", file=sys.stderr)
+        print(
+            "uv.lock does not say what uv resolves (run `make lock` after a change of dependencies):", file=sys.stderr
+        )
         print("\n".join(f"  {line}" for line in moves), file=sys.stderr)
         return 1
     return 0

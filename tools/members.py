@@ -1,8 +1,8 @@
 """The members of the workspace, read from their ``pyproject.toml``: the one place that knows what exists.
 
-    python tools/members.py names            # omt shared-core
-    python tools/members.py paths omt        # packages/omt
-    python tools/members.py json             # for a CI matrix
+python tools/members.py names            # omt shared-core
+python tools/members.py paths omt        # packages/omt
+python tools/members.py json             # for a CI matrix
 """
 
 from __future__ import annotations

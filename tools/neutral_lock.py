@@ -1,7 +1,7 @@
 """Write a uv.lock in its registry-neutral form: versions and markers stay; addresses, files and hashes go.
 
-Git runs this as the clean filter of ``uv.lock`` (see ``.gitattributes``), so that teams behind a mirror and teams on the
-public index share one lock. It reads standard input and writes standard output.
+Git runs this as the clean filter of ``uv.lock`` (see ``.gitattributes``), so that teams behind a mirror and teams on
+the public index share one lock. It reads standard input and writes standard output.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The steps of a release that are ours: read the tag, refuse what does not fit, extract the notes.
 
-    python tools/release.py check omt-v0.3.0     # exit 0 when the tag may be released
-    python tools/release.py notes omt-v0.3.0     # that version's section of the changelog
-    python tools/release.py dist omt-v0.3.0      # omt
+python tools/release.py check omt-v0.3.0     # exit 0 when the tag may be released
+python tools/release.py notes omt-v0.3.0     # that version's section of the changelog
+python tools/release.py dist omt-v0.3.0      # omt
 """
 
 from __future__ import annotations
