@@ -1,0 +1,237 @@
+"""The cost table between the components of two mixtures, and the temperature of the inner plans.
+
+Letters: ``K`` source components, ``L`` target components, ``d`` features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.spatial.distance import cdist
+
+from omt.divergences import diagonal_bhattacharyya, gaussian_bhattacharyya, squared_hellinger
+from omt.families.base import FloatArray
+from omt.families.gaussian import GaussianComponents
+from omt.pairs import diagonal_cost, gaussian_cost
+
+if TYPE_CHECKING:
+    from omt.mixture import Mixture
+
+__all__ = ["CostName", "axis_aligned", "component_cost", "distinct_covariances", "gaussian_pair", "inner_epsilon"]
+
+CostName: TypeAlias = Literal["w2", "entropic", "kl", "jeffreys", "hellinger", "euclidean", "sqeuclidean"]
+_NAMES = ("w2", "entropic", "kl", "jeffreys", "hellinger", "euclidean", "sqeuclidean")
+# Above this dimension low-rank covariances are not expanded to dense matrices: K d² numbers and K L d³ work.
+_MAX_DENSE_FEATURES = 512
+
+
+def component_cost(
+    P: Mixture,
+    Q: Mixture,
+    *,
+    cost: CostName | Callable[[Mixture, Mixture], ArrayLike] | ArrayLike = "w2",
+    inner_reg: float = 0.0,
+    epsilon: float | None = None,
+) -> FloatArray:
+    r"""Cost of moving each component of ``P`` to each component of ``Q``.
+
+    Parameters
+    ----------
+    P, Q : Mixture
+        Source and target, of one family and with the same features.
+    cost : str, callable or array [K, L]
+        * ``"w2"``: squared Wasserstein-2 distance (squared distance of the means plus the Bures term), whatever the
+          inner temperature; that one then shapes maps and cell plans only.
+        * ``"entropic"``: optimal value of the inner plan at temperature ``ε``, ``min_π ∫‖x−y‖² dπ + ε KL(π‖p⊗q)``.
+          Needs ``inner_reg`` or ``epsilon`` above zero.
+        * ``"kl"``: ``KL(p_k ‖ q_l)``; ``"jeffreys"``: ``KL(p‖q) + KL(q‖p)``; ``"hellinger"``: squared Hellinger
+          distance in [0, 1].
+        * ``"euclidean"``, ``"sqeuclidean"``: distance of the means, and its square.
+        * a function of ``(P, Q)``, or the finished table, for any other cost (for example distance along a graph).
+    inner_reg : float
+        Inner temperature in units of the mean ``"w2"`` cost; see :func:`inner_epsilon`.
+    epsilon : float, optional
+        Inner temperature in units of the cost, instead of ``inner_reg``.
+
+    Returns
+    -------
+    array [K, L]
+        Finite costs.
+
+    Raises
+    ------
+    ValueError
+        If the mixtures do not fit each other, the name is unknown, a given table has the wrong shape or is not
+        finite, or low-rank covariances have too many features for a dense computation.
+
+    References
+    ----------
+    Delon, Desolneux, "A Wasserstein-type distance in the space of Gaussian mixture models",
+    SIAM J. Imaging Sci. 13, 2020.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from omt.mixture import Mixture
+    >>> P = Mixture.from_gaussians([0.5, 0.5], [[0.0], [4.0]], [[[1.0]], [[1.0]]])
+    >>> Q = Mixture.from_gaussians([1.0], [[0.0]], [[[9.0]]])
+    >>> component_cost(P, Q)
+    array([[ 4.],
+           [20.]])
+    >>> component_cost(P, Q, cost="sqeuclidean")
+    array([[ 0.],
+           [16.]])
+    """
+    p, q = gaussian_pair(P, Q)
+    if not isinstance(cost, str):
+        return _given_cost(P, Q, cost)
+    if cost not in _NAMES:
+        raise ValueError(
+            f"cost is {cost!r}; it must be one of {', '.join(_NAMES)}, a function of (P, Q), or an array [K, L]"
+        )
+    if cost in {"euclidean", "sqeuclidean"}:
+        return np.asarray(cdist(p.means, q.means, "euclidean" if cost == "euclidean" else "sqeuclidean"))
+    _refuse_wide_low_rank(p)
+    _refuse_wide_low_rank(q)
+    if cost == "w2":
+        return _transport_cost(p, q, 0.0)
+    if cost == "entropic":
+        temperature = inner_epsilon(P, Q, inner_reg=inner_reg, epsilon=epsilon)
+        if temperature == 0.0:
+            raise ValueError(
+                "cost='entropic' needs an inner temperature: give inner_reg > 0 or epsilon > 0, or use cost='w2'"
+            )
+        return _transport_cost(p, q, temperature)
+    if cost == "kl":
+        return np.asarray(p.kl(q))
+    if cost == "jeffreys":
+        return np.asarray(p.kl(q) + q.kl(p).T)
+    if axis_aligned(p, q):
+        overlap = diagonal_bhattacharyya(p.means, p.diagonal_variances(), q.means, q.diagonal_variances())
+    else:
+        overlap = gaussian_bhattacharyya(p.means, distinct_covariances(p), q.means, distinct_covariances(q))
+    return squared_hellinger(overlap)
+
+
+def inner_epsilon(
+    P: Mixture, Q: Mixture, *, inner_reg: float = 0.0, epsilon: float | None = None, w2_cost: FloatArray | None = None
+) -> float:
+    """Temperature ``ε`` of the inner plans in units of the cost.
+
+    Parameters
+    ----------
+    P, Q : Mixture
+        Source and target.
+    inner_reg : float
+        ``ε`` as a multiple of the mean of the ``"w2"`` cost table; 0 gives the deterministic inner plans.
+    epsilon : float, optional
+        ``ε`` itself; then ``inner_reg`` must be 0.
+    w2_cost : array [K, L], optional
+        The ``"w2"`` cost table, where the caller has it already.
+
+    Returns
+    -------
+    float
+        ``ε ≥ 0``.
+
+    Raises
+    ------
+    ValueError
+        If a value is negative or not finite, or both are given.
+
+    Examples
+    --------
+    >>> from omt.mixture import Mixture
+    >>> P = Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
+    >>> Q = Mixture.from_gaussians([1.0], [[3.0]], [[[1.0]]])
+    >>> round(inner_epsilon(P, Q, inner_reg=0.01), 12)
+    0.09
+    """
+    for name, value in (("inner_reg", inner_reg), ("epsilon", 0.0 if epsilon is None else epsilon)):
+        if not (math.isfinite(value) and value >= 0.0):
+            raise ValueError(f"{name} is {value!r}; it must be a finite number ≥ 0")
+    if epsilon is not None:
+        if inner_reg > 0.0:
+            raise ValueError(f"give inner_reg ({inner_reg!r}) or epsilon ({epsilon!r}), not both")
+        return float(epsilon)
+    if inner_reg == 0.0:
+        return 0.0
+    table = component_cost(P, Q) if w2_cost is None else w2_cost
+    return float(inner_reg * table.mean())
+
+
+def gaussian_pair(P: Mixture, Q: Mixture) -> tuple[GaussianComponents, GaussianComponents]:
+    """Components of a source and a target mixture, checked to fit each other.
+
+    Parameters
+    ----------
+    P, Q : Mixture
+        Source and target.
+
+    Returns
+    -------
+    p, q : GaussianComponents
+        Their components.
+
+    Raises
+    ------
+    ValueError
+        If the families or the numbers of features differ.
+    TypeError
+        If the family has no inner plans.
+    """
+    if P.family != Q.family:
+        raise ValueError(
+            f"source is a mixture of family {P.family!r} and target of {Q.family!r}; they must be the same"
+        )
+    if P.d != Q.d:
+        raise ValueError(f"source has d={P.d} features and target d={Q.d}; fit both on the same features")
+    p, q = P.components, Q.components
+    if not isinstance(p, GaussianComponents) or not isinstance(q, GaussianComponents):
+        raise TypeError(f"no transport is known between components of family {P.family!r}; it must be 'gaussian'")
+    return p, q
+
+
+def axis_aligned(p: GaussianComponents, q: GaussianComponents) -> bool:
+    """Whether all covariances of both sides are diagonal, so that plans decouple into axes."""
+    return all(c.covariance_type in {"diag", "spherical"} for c in (p, q))
+
+
+def distinct_covariances(p: GaussianComponents) -> FloatArray:
+    """Covariances [K, d, d], or [1, d, d] where all components share one."""
+    _refuse_wide_low_rank(p)
+    return p.covariance_matrices()[: 1 if p.covariance_type == "tied" else None]
+
+
+def _given_cost(P: Mixture, Q: Mixture, cost: Any) -> FloatArray:
+    origin = "the function given as cost returned" if callable(cost) else "cost is"
+    table: FloatArray = np.array(cost(P, Q) if callable(cost) else cost, dtype=np.float64)
+    if table.shape != (P.K, Q.K):
+        raise ValueError(
+            f"{origin} an array of shape {table.shape}; it must be [{P.K}, {Q.K}], source by target components"
+        )
+    if not np.isfinite(table).all():
+        k, l = (int(i) for i in np.argwhere(~np.isfinite(table))[0])
+        raise ValueError(
+            f"{origin} an array with {table[k, l]} at [{k}, {l}]; costs must be finite "
+            "(name impossible transitions by forbidden=)"
+        )
+    return table
+
+
+def _transport_cost(p: GaussianComponents, q: GaussianComponents, epsilon: float) -> FloatArray:
+    if axis_aligned(p, q):
+        return diagonal_cost(p.means, p.diagonal_variances(), q.means, q.diagonal_variances(), epsilon)
+    return gaussian_cost(p.means, distinct_covariances(p), q.means, distinct_covariances(q), epsilon)
+
+
+def _refuse_wide_low_rank(p: GaussianComponents) -> None:
+    if p.d > _MAX_DENSE_FEATURES and p.covariance_type == "lowrank":
+        raise ValueError(
+            f"low-rank covariances with d={p.d} features would become dense matrices (limit {_MAX_DENSE_FEATURES}); "
+            "fit with covariance='diag', or on fewer features (for example principal components)"
+        )
