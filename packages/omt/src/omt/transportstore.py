@@ -1,0 +1,91 @@
+"""How a transport is kept as arrays, strings and numbers; its two mixtures are stored by themselves.
+
+Letters: ``K`` source components, ``L`` target components.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from omt.solver import Solution, checked_tau
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from omt.transport import Transport
+
+FORMAT = 1
+"""Version of the layout below; readers refuse any other by its number."""
+
+_SETTINGS = ("epsilon", "tau", "tol", "max_iter")
+_TABLES = ("cost_matrix", "coupling", "f", "g")
+_NUMBERS = ("lam", "objective", "transport_cost", "marginal_error", "converged", "n_newton", "n_sinkhorn")
+
+
+def transport_to_dict(transport: Transport) -> dict[str, Any]:
+    """Everything but the mixtures, as values that h5ad and npz can hold; what is None is left out."""
+    stored: dict[str, Any] = {
+        "format": FORMAT,
+        "epsilon": transport.epsilon,
+        "tau": np.array(transport.tau),
+        "tol": transport.tol,
+        "max_iter": transport.max_iter,
+    }
+    stored |= {name: getattr(transport, name) for name in _TABLES}
+    stored |= {name: getattr(transport.solution, name) for name in _NUMBERS}
+    optional = {
+        "forbidden": transport.forbidden,
+        "strictly_complementary": transport.solution.strictly_complementary,
+    }
+    return stored | {name: value for name, value in optional.items() if value is not None}
+
+
+def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[str, Any]:
+    """Fields of a :class:`omt.Transport` between mixtures of ``shape = (K, L)`` components, from what was stored.
+
+    Raises
+    ------
+    ValueError
+        If the format version is unknown, an entry is missing, or a table does not fit the mixtures.
+    """
+    version = stored.get("format")
+    if version is None or int(version) != FORMAT:
+        raise ValueError(f"this transport is stored in format {version}; this version of omt reads format {FORMAT}")
+    missing = [name for name in (*_SETTINGS, *_TABLES, *_NUMBERS) if name not in stored]
+    if missing:
+        raise ValueError(f"this stored transport has no {missing[0]}")
+    K, L = shape
+    tables: dict[str, NDArray[np.float64]] = {}
+    for name, expected in zip(_TABLES, ((K, L), (K, L), (K,), (L,)), strict=True):
+        tables[name] = np.asarray(stored[name], dtype=np.float64)
+        if tables[name].shape != expected:
+            raise ValueError(
+                f"{name} of this stored transport has shape {tables[name].shape}; its mixtures need {expected}"
+            )
+    proven, forbidden = stored.get("strictly_complementary"), stored.get("forbidden")
+    solution = Solution(
+        coupling=tables["coupling"],
+        f=tables["f"],
+        g=tables["g"],
+        lam=float(stored["lam"]),
+        objective=float(stored["objective"]),
+        transport_cost=float(stored["transport_cost"]),
+        converged=bool(stored["converged"]),
+        marginal_error=float(stored["marginal_error"]),
+        n_newton=int(stored["n_newton"]),
+        n_sinkhorn=int(stored["n_sinkhorn"]),
+        strictly_complementary=None if proven is None else bool(proven),
+    )
+    return {
+        "cost_matrix": tables["cost_matrix"],
+        "solution": solution,
+        "epsilon": float(stored["epsilon"]),
+        "tau": checked_tau(np.asarray(stored["tau"], dtype=np.float64)),
+        "forbidden": None if forbidden is None else np.asarray(forbidden, dtype=bool),
+        "tol": float(stored["tol"]),
+        "max_iter": int(stored["max_iter"]),
+    }
