@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import ot
+
 from omt.cost import component_cost
 from omt.maps import folded_maps
 from omt.mixture import Mixture

@@ -24,13 +24,14 @@ from pathlib import Path
 
 import numpy as np
 import ot
+from scipy.spatial.distance import cdist
+
 from omt.cellplan import cell_laws
 from omt.datasets import known_map
 from omt.em import fit_mixture
 from omt.mixture import Mixture
 from omt.plan import SamplePlan
 from omt.transport import transport
-from scipy.spatial.distance import cdist
 
 
 def seconds(*calls: Callable[[], object], repetitions: int = 5) -> list[float]:

@@ -6,13 +6,14 @@ import re
 
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.spatial.distance import cdist
+from scipy.stats import multivariate_normal, norm
+
 from omt.cost import component_cost, inner_epsilon
 from omt.divergences import diagonal_bhattacharyya, gaussian_bhattacharyya, squared_hellinger
 from omt.families import GaussianComponents
 from omt.mixture import Mixture
-from scipy.integrate import quad
-from scipy.spatial.distance import cdist
-from scipy.stats import multivariate_normal, norm
 
 TYPES = ["full", "diag", "spherical", "tied", "lowrank"]
 

@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omt import metrics
-from omt.metrics import energy_distance, l2_uvp, lineage_consistency, w2
 from scipy.optimize import linear_sum_assignment, linprog
 from scipy.spatial.distance import cdist
 from scipy.stats import energy_distance as scipy_energy_distance
+
+from omt import metrics
+from omt.metrics import energy_distance, l2_uvp, lineage_consistency, w2
 
 
 def test_l2_uvp_of_the_constant_map_to_the_mean_is_a_hundred():

@@ -9,6 +9,9 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+from scipy.stats import multivariate_normal
+
 from omt import cellplan, plan
 from omt.cellplan import cell_laws
 from omt.datasets import known_map
@@ -17,8 +20,6 @@ from omt.marginals import fit_marginals
 from omt.mixture import Mixture
 from omt.plan import SamplePlan
 from omt.transport import transport
-from scipy.spatial.distance import cdist
-from scipy.stats import multivariate_normal
 
 
 def responsibilities(rng: np.random.Generator, n: int, K: int) -> np.ndarray:

@@ -89,7 +89,7 @@ def w2(X: ArrayLike, Y: ArrayLike, mu: ArrayLike | None = None, nu: ArrayLike | 
     >>> w2([[0.0], [1.0]], [[3.0], [4.0]])
     3.0
     """
-    import ot  # noqa: PLC0415  # heavy, and needed here only
+    import ot  # heavy, and needed here only
 
     x, y = _pair(X, Y)
     a = np.full(len(x), 1.0 / len(x)) if mu is None else np.asarray(mu, dtype=np.float64)
@@ -188,7 +188,7 @@ def lineage_consistency(coupling: pd.DataFrame, descendants: Mapping[Any, Collec
     >>> round(result.share, 12), round(result.bound, 12)
     (0.9, 0.9)
     """
-    import ot  # noqa: PLC0415  # heavy, and needed here only
+    import ot  # heavy, and needed here only
 
     mass = coupling.to_numpy(dtype=np.float64)
     if not (np.isfinite(mass).all() and (mass >= 0.0).all() and mass.sum() > 0.0):
