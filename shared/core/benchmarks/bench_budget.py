@@ -20,6 +20,7 @@ from rich.progress import track
 from rich.table import Table
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
+
 from shared_core import solve_mckp
 from shared_core.files import atomic_write
 

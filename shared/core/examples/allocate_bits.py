@@ -6,6 +6,7 @@ Runs with numpy alone. The error of rounding a weight to b bits falls about four
 from collections import Counter
 
 import numpy as np
+
 from shared_core import solve_mckp
 
 rng = np.random.default_rng(0)

@@ -4,6 +4,7 @@ Token states of real models share a strong common direction, which makes a fresh
 """
 
 import torch
+
 from shared_core import BiasBalancer, Router, load_stats
 
 generator = torch.Generator().manual_seed(0)

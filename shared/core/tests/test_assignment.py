@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.special import logsumexp, softmax
+
 from shared_core import soft_assign
 
 tables = hnp.arrays(

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import shared_core
 
 NUMPY_ONLY = [

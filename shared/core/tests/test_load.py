@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
+
 from shared_core import load_stats
 
 count_lists = st.lists(st.integers(0, 10**6), min_size=2, max_size=40).filter(any)

@@ -12,6 +12,7 @@ matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("agg")
 
 from matplotlib import pyplot as plt  # noqa: E402 - after the backend is chosen
+
 from shared_core.plot import expert_load  # noqa: E402
 
 

@@ -1,0 +1,220 @@
+"""What this machine offers and what "auto" makes of it: for bug reports, and for "why is it slow here?"."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_PACKAGES = ("shared-core", "numpy", "torch", "triton", "transformers", "safetensors", "typer", "rich", "matplotlib")
+_DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+def report() -> dict[str, Any]:
+    """Collect versions, CPU, threads and the choice of backends.
+
+    Returns
+    -------
+    dict
+        ``versions`` (None: not installed), ``cpu``, ``threads``, ``accelerators``, ``onednn`` and ``backends`` (a list
+        of ``device, dtype, backend, reason``). Without torch the last four are empty. JSON-serialisable.
+
+    Examples
+    --------
+    >>> from shared_core import doctor
+    >>> sorted(doctor.report())
+    ['accelerators', 'backends', 'cpu', 'onednn', 'threads', 'versions']
+    """
+    found = {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
+    facts: dict[str, Any] = {
+        "versions": found,
+        "cpu": {"model": cpu_model(), "architecture": platform.machine(), "usable_cores": usable_cores()},
+        "threads": {},
+        "accelerators": [],
+        "onednn": {},
+        "backends": [],
+    }
+    if found["torch"] is None:
+        return facts
+    try:
+        import torch  # noqa: F401 - this module works without torch
+    except (ImportError, OSError) as error:
+        found["torch"] += f", but it cannot be imported: {error}"
+        return facts
+    facts["cpu"].update(_cpu_features())
+    facts["threads"] = _threads()
+    facts["accelerators"] = _accelerators()
+    facts["onednn"] = _onednn()
+    facts["backends"] = _backends([a["device"] for a in facts["accelerators"]])
+    return facts
+
+
+def machine() -> dict[str, Any]:
+    """Return what a benchmark must say about where it ran.
+
+    Returns
+    -------
+    dict
+        ``cpu``, ``cores``, ``system``, ``python``, ``torch``, ``transformers``, ``shared-core``.
+    """
+    return {
+        "cpu": cpu_model(),
+        "cores": usable_cores(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "transformers", "shared-core")},
+    }
+
+
+def cpu_model() -> str:
+    """Name of the CPU as the operating system gives it, or its architecture."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    if sys.platform == "darwin":
+        answer = subprocess.run(
+            ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        if answer.stdout.strip():
+            return answer.stdout.strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def tables(facts: dict[str, Any]) -> list[Table]:
+    """Lay a report out for a terminal.
+
+    Parameters
+    ----------
+    facts : dict
+        From :func:`report`.
+
+    Returns
+    -------
+    list of rich.table.Table
+    """
+    from rich.table import Table
+
+    laid_out = []
+    for title, values in (
+        ("versions", {name: found or "not installed" for name, found in facts["versions"].items()}),
+        ("CPU", facts["cpu"]),
+        ("threads", facts["threads"]),
+        ("oneDNN product", facts["onednn"]),
+    ):
+        if values:
+            table = Table(title=title, title_justify="left", show_header=False)
+            for name, value in values.items():
+                table.add_row(name.replace("_", " "), _shown(value))
+            laid_out.append(table)
+    if facts["accelerators"]:
+        table = Table("device", "name", "compute capability", "memory", title="accelerators", title_justify="left")
+        for a in facts["accelerators"]:
+            table.add_row(a["device"], a["name"], a["capability"], f"{a['memory_gib']:.0f} GiB")
+        laid_out.append(table)
+    if facts["backends"]:
+        table = Table("device", "dtype", "backend", "because", title='what "auto" takes', title_justify="left")
+        for choice in facts["backends"]:
+            table.add_row(choice["device"], choice["dtype"], choice["backend"], choice["reason"])
+        laid_out.append(table)
+    return laid_out
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_features() -> dict[str, Any]:
+    import torch
+
+    from shared_core.kernels.cpu_features import cpu_features
+
+    read = getattr(torch.cpu, "get_capabilities", dict)
+    features = sorted(name for name, value in dict(read()).items() if value is True)
+    return {
+        "vector_code": torch.backends.cpu.get_cpu_capability(),
+        "features": features,
+        "mkl": bool(torch._C.has_mkl),
+        "onednn": bool(torch._C._has_mkldnn),
+        "float32_products_by": "oneDNN" if cpu_features().onednn_fp32 else "MKL or PyTorch's default",
+        "bfloat16_products": "widened to float32" if cpu_features().widen_bf16 else "in bfloat16",
+    }
+
+
+def _threads() -> dict[str, Any]:
+    import torch
+
+    return {
+        "torch": torch.get_num_threads(),
+        "torch_interop": torch.get_num_interop_threads(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+        "MKL_NUM_THREADS": os.environ.get("MKL_NUM_THREADS"),
+    }
+
+
+def _accelerators() -> list[dict[str, Any]]:
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "device": f"cuda:{index}",
+                "name": properties.name,
+                "capability": f"{properties.major}.{properties.minor}",
+                "memory_gib": properties.total_memory / 2**30,
+            }
+        )
+    return found
+
+
+def _onednn() -> dict[str, Any]:
+    import torch
+
+    from shared_core.kernels.cpu import onednn_usable
+
+    return {
+        "operator": "torch.ops.mkldnn._linear_pointwise",
+        "exists": hasattr(torch.ops.mkldnn, "_linear_pointwise"),
+        "computes_correctly": onednn_usable(),
+    }
+
+
+def _backends(accelerators: list[str]) -> list[dict[str, Any]]:
+    import torch
+
+    from shared_core.kernels import choose_backend
+
+    rows = []
+    for device in ("cpu", *accelerators):
+        for name in _DTYPES:
+            choice = choose_backend(device, getattr(torch, name))
+            rows.append({"device": device, "dtype": name, "backend": choice.name, "reason": choice.reason})
+    return rows
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(value) if isinstance(value, list) else str(value)

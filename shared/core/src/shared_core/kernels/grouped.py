@@ -1,0 +1,246 @@
+"""Experts by PyTorch's grouped product: every expert's rows in one call, without a synchronisation on an accelerator.
+
+``torch.nn.functional.grouped_mm`` refuses some dtypes, row strides and layouts; a product that it refuses runs as a loop
+of ``mm`` (with one synchronisation), so the backend accepts everything.
+
+Letters: R rows, k slots, E experts, N = R·k assignments sorted by expert (sentinels last), H width in, D width out,
+I intermediate width, J = 2I if gated else I.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared_core.kernels.activations import activate, activation_gradient
+from shared_core.kernels.assignments import sort_by_expert
+
+__all__ = ["accepts", "backward", "forward"]
+
+_ALIGNMENT = 16  # bytes
+
+
+def accepts(a: Tensor, b: Tensor) -> bool:
+    """Whether ``grouped_mm(a, b)`` takes these operands; otherwise the product runs as a loop.
+
+    Parameters
+    ----------
+    a, b : Tensor
+        Two- or three-dimensional operands.
+
+    Returns
+    -------
+    bool
+    """
+    if not hasattr(F, "grouped_mm") or a.device.type not in {"cpu", "cuda"}:
+        return False
+    if a.device.type == "cuda":
+        if a.dtype != torch.bfloat16 or torch.cuda.get_device_capability(a.device) < (8, 0):
+            return False
+    elif a.dtype not in {torch.bfloat16, torch.float32, torch.float16}:
+        return False
+    return _aligned(a) and _aligned(b)
+
+
+def _aligned(matrix: Tensor) -> bool:
+    """One of the last two strides is 1, the other a multiple of 16 bytes, as is the start."""
+    size = matrix.element_size()
+    row, column = matrix.stride(-2), matrix.stride(-1)
+    other = row if column == 1 else column if row == 1 else None
+    extent = matrix.shape[-1] if column == 1 else matrix.shape[-2]
+    return (
+        other is not None
+        and other >= max(1, extent)
+        and other * size % _ALIGNMENT == 0
+        and matrix.data_ptr() % _ALIGNMENT == 0
+        and (matrix.ndim == 2 or matrix.stride(0) * size % _ALIGNMENT == 0)
+    )
+
+
+def _rows_times_experts(rows_NK: Tensor, experts_EKM: Tensor, bounds: Tensor) -> Tensor:
+    """``[N, K] × [E, K, M] -> [N, M]``; what belongs to no expert is left undefined."""
+    if rows_NK.shape[0] > 0 and accepts(rows_NK, experts_EKM):
+        return F.grouped_mm(rows_NK, experts_EKM, offs=bounds[1:].to(torch.int32))
+    out = rows_NK.new_empty(rows_NK.shape[0], experts_EKM.shape[2])
+    limits = bounds.tolist()
+    for expert in range(experts_EKM.shape[0]):
+        start, stop = limits[expert], limits[expert + 1]
+        if start < stop:
+            torch.mm(rows_NK[start:stop], experts_EKM[expert], out=out[start:stop])
+    return out
+
+
+def _rows_times_rows(left_NM: Tensor, right_NP: Tensor, bounds: Tensor) -> Tensor:
+    """Per expert ``leftᵀ right``: ``[N, M] × [N, P] -> [E, M, P]``, exactly 0 for idle experts."""
+    if left_NM.shape[0] > 0 and accepts(left_NM, right_NP):
+        stacked = F.grouped_mm(left_NM.t(), right_NP, offs=bounds[1:].to(torch.int32))
+        return stacked.masked_fill_((bounds.diff() == 0)[:, None, None], 0.0)
+    stacked = left_NM.new_zeros(bounds.shape[0] - 1, left_NM.shape[1], right_NP.shape[1])
+    limits = bounds.tolist()
+    for expert in range(stacked.shape[0]):
+        start, stop = limits[expert], limits[expert + 1]
+        if start < stop:
+            torch.mm(left_NM[start:stop].t(), right_NP[start:stop], out=stacked[expert])
+    return stacked
+
+
+class _Sorted:
+    """Sorted assignments with what both passes derive from them."""
+
+    def __init__(self, order: Tensor, bounds: Tensor, weights: Tensor, num_experts: int) -> None:
+        self.order, self.bounds = order, bounds
+        self.num_rows, self.num_slots = weights.shape
+        self.rows = order // self.num_slots
+        # Sentinels stand behind the last bound; a comparison on the device, no read-back.
+        position = torch.arange(order.shape[0], device=order.device)
+        self.absent = (position >= bounds[-1])[:, None]
+        self.experts = torch.searchsorted(bounds[1:], position, right=True).clamp_(max=num_experts - 1)
+        self.weights = weights.reshape(-1).index_select(0, order)[:, None].masked_fill(self.absent, 0.0)
+
+    def gather(self, values: Tensor) -> Tensor:
+        """``[R, ·] -> [N, ·]``."""
+        return values.index_select(0, self.rows)
+
+    def unsort(self, values: Tensor) -> Tensor:
+        """``[N, ·]`` in sorted order back to ``[R, k, ·]``."""
+        spread = torch.empty_like(values).index_copy_(0, self.order, values)
+        return spread.unflatten(0, (self.num_rows, self.num_slots))
+
+    def combine(self, values: Tensor, wide: torch.dtype) -> Tensor:
+        """Sum of every row's slots in ``wide``, ``[N, ·] -> [R, ·]``; no atomics, hence reproducible."""
+        return self.unsort(values.masked_fill_(self.absent, 0.0)).sum(1, dtype=wide)
+
+
+def forward(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    *,
+    activation: str,
+    gated: bool,
+    weight_input: bool,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output ``[R, D]``, pre-activations (flat ``[N·J]``; empty unless ``save``), order and bounds."""
+    order, bounds = sort_by_expert(indices, up.shape[0])
+    plan = _Sorted(order, bounds, weights, up.shape[0])
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    z = _pre_activations(x, up, up_bias, plan, weight_input)
+    h = _hidden(z, activation, gated)
+    if not weight_input:
+        h.mul_(plan.weights.to(x.dtype))
+    y = _rows_times_experts(h, down.mT, bounds)
+    if down_bias is not None:
+        bias = down_bias.index_select(0, plan.experts)
+        y.add_(bias if weight_input else bias.mul_(plan.weights.to(x.dtype)))
+    out = plan.combine(y, wide).to(x.dtype)
+    return out, z.reshape(-1) if save else x.new_empty(0), order, bounds
+
+
+def _pre_activations(x: Tensor, up: Tensor, up_bias: Tensor | None, plan: _Sorted, weight_input: bool) -> Tensor:
+    z = _rows_times_experts(plan.gather(x), up.mT, plan.bounds)
+    if weight_input:
+        z.mul_(plan.weights.to(x.dtype))
+    if up_bias is not None:
+        z.add_(up_bias.index_select(0, plan.experts))
+    # Rows of sentinels are undefined memory: they must not carry a NaN into sums over assignments.
+    return z.masked_fill_(plan.absent, 0.0)
+
+
+def _hidden(z: Tensor, activation: str, gated: bool) -> Tensor:
+    if not gated:
+        return activate(activation, z)
+    gate, value = z.chunk(2, dim=-1)
+    return activate(activation, gate).mul_(value)
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    saved: Tensor,
+    order: Tensor,
+    bounds: Tensor,
+    *,
+    activation: str,
+    gated: bool,
+    weight_input: bool,
+    needs: tuple[bool, bool, bool, bool, bool, bool],
+    up_grad: Tensor | None = None,
+    down_grad: Tensor | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Gradients of x, weights, up, down, up_bias, down_bias (None where not needed)."""
+    need_x, need_w, need_up, need_down, need_up_bias, need_down_bias = needs
+    plan = _Sorted(order, bounds, weights, up.shape[0])
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    weight = plan.weights.to(x.dtype)
+    g = plan.gather(grad)
+    x_N = plan.gather(x)
+    if saved.numel():
+        z = saved.view(order.shape[0], up.shape[1])
+    else:
+        z = _pre_activations(x, up, up_bias, plan, weight_input)
+    dh = _rows_times_experts(g, down, bounds).masked_fill_(plan.absent, 0.0)
+    if gated:
+        gate, value = z.chunk(2, dim=-1)
+        act = activate(activation, gate)
+        h = act * value
+    else:
+        h = activate(activation, z)
+    dw: Tensor | None = None
+    if need_w and not weight_input:
+        dw = (dh * h).sum(1, dtype=wide)
+        if down_bias is not None:
+            dw += (g * down_bias.index_select(0, plan.experts)).sum(1, dtype=wide)
+    if not weight_input:
+        h.mul_(weight)
+        dh.mul_(weight)
+    ddown = _deliver(_rows_times_rows(g, h, bounds), down_grad) if need_down else None
+    ddown_bias = None
+    if need_down_bias and down_bias is not None:
+        ddown_bias = _sum_by_expert(g.masked_fill(plan.absent, 0.0) if weight_input else g * weight, plan, down_bias)
+    if gated:
+        dz = torch.empty_like(z)
+        d_gate, d_value = dz.chunk(2, dim=-1)
+        torch.mul(dh, act, out=d_value)
+        activation_gradient(activation, gate, dh.mul_(value), out=d_gate)
+    else:
+        dz = activation_gradient(activation, z, dh)
+    dup_bias = _sum_by_expert(dz, plan, up_bias) if need_up_bias and up_bias is not None else None
+    dx: Tensor | None = None
+    if need_x or (need_w and weight_input):
+        dx_N = _rows_times_experts(dz, up, bounds).masked_fill_(plan.absent, 0.0)
+        if weight_input:
+            if need_w:
+                dw = (dx_N * x_N).sum(1, dtype=wide)
+            dx_N.mul_(weight)
+        if need_x:
+            dx = plan.combine(dx_N, wide).to(x.dtype)
+    dup = _deliver(_rows_times_rows(dz.mul_(weight) if weight_input else dz, x_N, bounds), up_grad) if need_up else None
+    dweights = None
+    if dw is not None:
+        dweights = plan.unsort(dw.masked_fill_(plan.absent[:, 0], 0.0)).to(weights.dtype)
+    return dx, dweights, dup, ddown, dup_bias, ddown_bias
+
+
+def _deliver(gradient: Tensor, existing: Tensor | None) -> Tensor | None:
+    """Add to an existing gradient (then there is none to return) or hand the new one over."""
+    if existing is None:
+        return gradient
+    existing.add_(gradient)
+    return None
+
+
+def _sum_by_expert(values: Tensor, plan: _Sorted, like: Tensor) -> Tensor:
+    """Sum of every expert's rows, ``[N, M] -> [E, M]``, as a product with ones: no atomics, hence reproducible."""
+    ones = values.new_ones(values.shape[0], _ALIGNMENT)  # as wide as grouped_mm's strides demand
+    return _rows_times_rows(ones, values, plan.bounds)[:, 0].to(like.dtype)

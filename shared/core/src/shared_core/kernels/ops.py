@@ -1,0 +1,285 @@
+"""From kernels to differentiable operations.
+
+Eager code with plain tensors goes straight to a kernel (no gradient) or through one autograd function; under
+``torch.compile`` and with fake or meta tensors the same kernels run as the opaque operators
+``shared_core::experts_forward`` and ``shared_core::experts_backward`` (their dispatch costs tens of microseconds, which
+is the time of a whole decoding step of a small model).
+
+Letters: R rows, k slots, E experts, H width in, D width out, I intermediate width, J = 2I if gated else I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from shared_core.kernels import cpu_experts, grouped, reference
+
+__all__ = ["Settings", "run"]
+
+_KERNELS: dict[str, Any] = {"cpu": cpu_experts, "grouped_mm": grouped}
+_NOTHING = nullcontext()
+_TWICE = (
+    "the gradient of experts_forward cannot be differentiated again on this backend; "
+    "use backend='reference' where second derivatives are needed"
+)
+
+
+class Settings(NamedTuple):
+    """How experts are evaluated, apart from the tensors."""
+
+    activation: str
+    gated: bool
+    weight_input: bool
+    recompute: bool
+    accumulate_grad: bool
+    backend: str
+
+    def formula(self) -> dict[str, Any]:
+        """What decides the function that is computed."""
+        return {"activation": self.activation, "gated": self.gated, "weight_input": self.weight_input}
+
+
+def run(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    settings: Settings,
+) -> Tensor:
+    """Evaluate experts on checked arguments.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[R, H]``.
+    indices, weights : Tensor
+        ``[R, k]``.
+    up, down : Tensor
+        ``[E, J, H]`` and ``[E, D, I]``.
+    up_bias, down_bias : Tensor or None
+        ``[E, J]`` and ``[E, D]``.
+    settings : Settings
+        With a resolved backend.
+
+    Returns
+    -------
+    Tensor
+        ``[R, D]``.
+    """
+    tensors = (x, indices, weights, up, down, up_bias, down_bias)
+    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if settings.backend == "reference":
+        with _without_autocast(x.device.type):
+            return reference.forward(*tensors, **settings.formula())
+    if _must_stay_opaque(x, up):
+        save = differentiable and not settings.recompute
+        out: Tensor = _forward_op(*tensors, *settings.formula().values(), settings.backend, save)[0]
+        return out
+    with _without_autocast(x.device.type):
+        if differentiable or torch._C._are_functorch_transforms_active():
+            result: Tensor = _Experts.apply(*tensors, settings)[0]
+            return result
+        only: Tensor = _KERNELS[settings.backend].forward(*tensors, **settings.formula(), save=False)[0]
+        return only
+
+
+def _without_autocast(device: str) -> AbstractContextManager[object]:
+    """Products inside a kernel have the dtype that was decided at its door."""
+    active = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if active else _NOTHING
+
+
+def _must_stay_opaque(x: Tensor, up: Tensor) -> bool:
+    plain = type(x) in {Tensor, Parameter} and type(up) in {Tensor, Parameter} and x.device.type != "meta"
+    return torch.compiler.is_compiling() or not plain
+
+
+class _Experts(torch.autograd.Function):
+    """Eager path: keeps x, the pre-activations and the plan."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        *tensors, settings = arguments
+        kernel = _KERNELS[settings.backend]
+        result: tuple[Tensor, Tensor, Tensor, Tensor] = kernel.forward(
+            *tensors, **settings.formula(), save=not settings.recompute
+        )
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, _, *parameters, ctx.settings = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, *parameters, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        if grads[0] is None:
+            return (None,) * 8
+        need_x, _, *need_others = ctx.needs_input_grad[:7]
+        dx, *others = _ExpertsGradient.apply(grads[0], *ctx.saved_tensors, ctx.settings, (need_x, *need_others))
+        return dx, None, *others, None
+
+
+class _ExpertsGradient(torch.autograd.Function):
+    """First derivative, with a clear refusal of the second."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
+        grad, *tensors, settings, needs = arguments
+        _, _, up, down, *_ = tensors
+        into = {}
+        if settings.accumulate_grad:
+            into = {"up_grad": _existing_gradient(up), "down_grad": _existing_gradient(down)}
+        with _without_autocast(grad.device.type):
+            gradients: tuple[Tensor | None, ...] = _KERNELS[settings.backend].backward(
+                grad, *tensors, **settings.formula(), needs=needs, **into
+            )
+        return gradients
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor | None, ...]) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        raise NotImplementedError(_TWICE)
+
+
+def _existing_gradient(weight: Tensor) -> Tensor | None:
+    """The gradient that a leaf holds already, if it can be added to in place."""
+    if not (weight.is_leaf and weight.requires_grad) or weight.grad is None:
+        return None
+    usable = weight.grad.dtype == weight.dtype and weight.grad.is_contiguous() and not weight.grad.requires_grad
+    return weight.grad if usable else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The same, as opaque operators.
+
+
+@torch.library.custom_op("shared_core::experts_forward", mutates_args=())
+def _forward_op(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    gated: bool,
+    weight_input: bool,
+    backend: str,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tensors = (x, indices, weights, up, down, up_bias, down_bias)
+    formula = {"activation": activation, "gated": gated, "weight_input": weight_input}
+    with _without_autocast(x.device.type):
+        result: tuple[Tensor, Tensor, Tensor, Tensor] = _KERNELS[backend].forward(*tensors, **formula, save=save)
+        return result
+
+
+@_forward_op.register_fake
+def _forward_fake(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    activation: str,
+    gated: bool,
+    weight_input: bool,
+    backend: str,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    out = x.new_empty(x.shape[0], down.shape[1])
+    num_assignments = indices.shape[0] * indices.shape[1]
+    order = indices.new_empty(num_assignments, dtype=torch.int64)
+    bounds = indices.new_empty(up.shape[0] + 1, dtype=torch.int64)
+    return out, x.new_empty(num_assignments * up.shape[1] if save else 0), order, bounds
+
+
+@torch.library.custom_op("shared_core::experts_backward", mutates_args=())
+def _backward_op(
+    grad: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    saved: Tensor,
+    order: Tensor,
+    bounds: Tensor,
+    activation: str,
+    gated: bool,
+    weight_input: bool,
+    backend: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    parameters = (weights, up, down, up_bias, down_bias)
+    formula = {"activation": activation, "gated": gated, "weight_input": weight_input}
+    with _without_autocast(x.device.type):
+        gradients = _KERNELS[backend].backward(
+            grad, x, *parameters, saved, order, bounds, **formula, needs=tuple(needs)
+        )
+    return tuple(x.new_empty(0) if g is None else g for g in gradients)  # type: ignore[return-value]
+
+
+@_backward_op.register_fake
+def _backward_fake(
+    grad: Tensor,
+    x: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    saved: Tensor,
+    order: Tensor,
+    bounds: Tensor,
+    activation: str,
+    gated: bool,
+    weight_input: bool,
+    backend: str,
+    needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    inputs = (x, weights, up, down, up_bias, down_bias)
+    return tuple(  # type: ignore[return-value]
+        t.new_empty(t.shape) if t is not None and need else x.new_empty(0) for t, need in zip(inputs, needs, strict=True)
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tensors, (ctx.activation, ctx.gated, ctx.weight_input, ctx.backend, _) = inputs[:7], inputs[7:]
+    x, _, *parameters = tensors
+    ctx.save_for_backward(x, *parameters, *output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _op_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 12
+    need_x, _, *need_others = ctx.needs_input_grad[:7]
+    needs = [need_x, *need_others]
+    gradients = _backward_op(
+        grad, *ctx.saved_tensors, ctx.activation, ctx.gated, ctx.weight_input, ctx.backend, needs
+    )
+    dx, *others = (g if need else None for g, need in zip(gradients, needs, strict=True))
+    return dx, None, *others, *(None,) * 5
+
+
+_forward_op.register_autograd(_op_backward, setup_context=_setup_context)

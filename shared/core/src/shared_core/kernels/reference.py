@@ -1,0 +1,72 @@
+"""The oracle: every expert on every row, and a choice among the results, with PyTorch's own autograd.
+
+Readable first: it costs E / k times the work of the other backends. It runs on every device and in every floating dtype,
+can be traced and differentiated as often as one likes, and is what all other backends are compared with.
+
+Letters: R rows, k slots, E experts, H width in, D width out, I intermediate width.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared_core.kernels.activations import activate
+
+__all__ = ["forward"]
+
+
+def forward(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    down_bias: Tensor | None,
+    *,
+    activation: str,
+    gated: bool,
+    weight_input: bool,
+) -> Tensor:
+    r"""``out_r = Σ_j w_{r,j} y_{S_r(j)}(x_r)``, expert by expert.
+
+    Parameters
+    ----------
+    x : Tensor
+        ``[R, H]``.
+    indices, weights : Tensor
+        ``[R, k]``; index E means "no expert".
+    up, down : Tensor
+        ``[E, 2I | I, H]`` and ``[E, D, I]``.
+    up_bias, down_bias : Tensor or None
+        ``[E, 2I | I]`` and ``[E, D]``.
+    activation : str
+        Name of the activation.
+    gated : bool
+        Whether ``up`` holds gate and up projection, gate first.
+    weight_input : bool
+        Multiply the expert's input instead of its output with the weight.
+
+    Returns
+    -------
+    Tensor
+        ``[R, D]`` in the dtype of ``x``, accumulated in float32 (float64 for float64).
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    out = x.new_zeros(x.shape[0], down.shape[1], dtype=wide)
+    for expert in range(up.shape[0]):
+        chosen = (indices == expert).unsqueeze(-1)  # [R, k, 1]
+        weight = weights.unsqueeze(-1)
+        # One input for each slot, because the slots of a row weight it differently; else one for the row.
+        inputs = (x.unsqueeze(1) * weight).to(x.dtype) if weight_input else x.unsqueeze(1)
+        z = F.linear(inputs, up[expert], None if up_bias is None else up_bias[expert])
+        if gated:
+            gate, value = z.chunk(2, dim=-1)
+            hidden = activate(activation, gate) * value
+        else:
+            hidden = activate(activation, z)
+        y = F.linear(hidden, down[expert], None if down_bias is None else down_bias[expert]).to(wide)
+        out = out + torch.where(chosen, y if weight_input else y * weight, 0.0).sum(1)
+    return out.to(x.dtype)
