@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+
 from members import CORE, Member, load_members, requirement_name
 
 

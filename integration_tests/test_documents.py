@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from members import ROOT, load_members
 
 _FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)

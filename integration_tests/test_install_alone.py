@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from members import CORE, Member
 
 pytestmark = [pytest.mark.isolation, pytest.mark.timeout(900)]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from lock import describe_moves, locked_versions
 from members import load_members
 from neutral_lock import neutral

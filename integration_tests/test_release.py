@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from check_wheels import check_wheel
 from members import Member
 from release import ReleaseError, changelog_section, check

@@ -6,6 +6,7 @@ import ast
 import json
 
 import pytest
+
 from contract import FILE, PUBLIC_MODULES, contract
 from members import CORE
 

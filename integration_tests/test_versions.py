@@ -6,8 +6,9 @@ import importlib
 import importlib.metadata
 import re
 
-from members import CORE, requirement_name
 from packaging.requirements import Requirement
+
+from members import CORE, requirement_name
 
 
 def test_version_is_the_metadata_version(member):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from members import ROOT, load_members
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

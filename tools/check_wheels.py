@@ -16,9 +16,10 @@ from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
-from members import CORE, ROOT, Member, load_members
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from members import CORE, ROOT, Member, load_members
 
 MAX_BYTES = 5_000_000
 

@@ -13,9 +13,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from members import CORE, ROOT, Member, load_members
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
+
+from members import CORE, ROOT, Member, load_members
 
 _TAG = re.compile(r"(?P<name>[a-z0-9]+(?:-[a-z0-9]+)*)-v(?P<version>[0-9][0-9A-Za-z.+]*)")
 

@@ -15,7 +15,6 @@ from shared_core.files import read_arrays
 from shared_core.traces import RoutingTrace
 
 # torch and rich are imported where they are used: they are extras.
-# ruff: noqa: PLC0415
 
 
 def holds_states(files: list[Path]) -> bool:

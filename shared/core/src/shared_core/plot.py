@@ -44,7 +44,7 @@ def expert_load(counts_by_layer: ArrayLike, ax: Axes | None = None) -> Axes:
     'Load of 4 experts, MaxVio 0.50'
     """
     try:
-        from matplotlib import pyplot  # noqa: PLC0415 - slow to import and optional
+        from matplotlib import pyplot
     except ModuleNotFoundError as error:
         raise ImportError("shared_core.plot needs matplotlib: pip install 'shared-core[plot]'") from error
 
@@ -84,7 +84,7 @@ def _bars(ax: Axes, relative: Any) -> None:
 
 def _heat_map(ax: Axes, relative: Any) -> None:
     """Draw layers × experts, white at the mean, blue below (down to no load) and red above."""
-    from matplotlib.colors import TwoSlopeNorm  # noqa: PLC0415 - as above
+    from matplotlib.colors import TwoSlopeNorm
 
     top = max(2.0, float(relative.max()))
     image = ax.imshow(relative, aspect="auto", cmap="RdBu_r", norm=TwoSlopeNorm(1.0, 0.0, top), interpolation="nearest")
