@@ -25,8 +25,8 @@ def _signature(value: object) -> str:
 
 
 def _describe(value: object) -> Any:
-    if isinstance(value, str):
-        return "text"
+    if not callable(value):
+        return repr(value)
     if not inspect.isclass(value):
         return _signature(value)
     # What the class itself defines: what it inherits (from torch.nn.Module, from ValueError) is not ours to promise.

@@ -12,6 +12,8 @@ from shared_core.load import load_stats
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["expert_load"]
+
 _TICKS = 16
 
 
