@@ -45,8 +45,8 @@ class DigitClassifier(nn.Module):
 def row(job: str, measure: str, value: float, target: str) -> dict[str, Any]:
     """One line of the table, judged."""
     sign, limit = target.split()
-    ok = value >= float(limit) if sign == "≥" else value <= float(limit)
-    return {"job": job, "measure": measure, "value": value, "target": target, "ok": ok}
+    ok = bool(value >= float(limit) if sign == "≥" else value <= float(limit))
+    return {"job": job, "measure": measure, "value": float(value), "target": target, "ok": ok}
 
 
 def train(x: Tensor, y: Tensor, balance: float) -> DigitClassifier:

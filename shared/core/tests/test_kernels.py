@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_core import Routing, experts_forward, kernels
-from shared_core.kernels import activations, assignments, cpu, cpu_experts, cpu_features, grouped
+from shared_core.kernels import activations, assignments, cpu, cpu_experts, cpu_features, cpu_layout, grouped
 from shared_core.kernels.cpu_features import CpuFeatures
 
 
@@ -46,8 +47,7 @@ def test_the_rule_for_cuda_follows_the_capability(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     choice = kernels.choose_backend("cuda", torch.bfloat16)
-    assert choice.fallback is fallback
-    pytest.raises(AssertionError, match=reason, func=lambda: (_ for _ in ()).throw(AssertionError(choice.reason)))
+    assert (choice.fallback, re.search(reason, choice.reason) is not None) == (fallback, True)
 
 
 def test_a_fallback_is_announced_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +161,7 @@ def test_every_kind_of_cpu_computes_the_same(
     features: dict[str, bool],
 ) -> None:
     chosen = CpuFeatures(name="any", **{"onednn_fp32": False, "widen_bf16": False, **features})
-    monkeypatch.setattr(cpu_experts, "cpu_features", lambda: chosen)
+    monkeypatch.setattr(cpu_layout, "cpu_features", lambda: chosen)
     monkeypatch.setattr(cpu, "_onednn_first", lambda: chosen.onednn_fp32 and cpu.onednn_usable())
     x, routing, up, down = problem
     gradients = []

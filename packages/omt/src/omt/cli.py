@@ -82,6 +82,12 @@ def _fail(error: BaseException, status: int) -> None:
     raise typer.Exit(status) from error
 
 
+def _check_exists(path: Path) -> None:
+    """Refuse an input that is not there before libraries are imported that take seconds."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -127,6 +133,7 @@ def fit(
 
     Example: omt fit embryo.h5ad --groupby stage --use-rep X_pca --labels cell_type -o model/
     """
+    _check_exists(data)
     from dataclasses import replace
 
     from omt import io, tl
@@ -142,6 +149,11 @@ def fit(
     if prepare:
         use_rep = "X_pca"
         adata.obsm[use_rep], record = preparation.prepare(adata, n_pcs=n_pcs, random_state=seed)
+    elif use_rep != "X" and use_rep not in adata.obsm:
+        raise ValueError(
+            f"{data} has no {use_rep!r} in obsm; it has: {', '.join(adata.obsm) or '(none)'}. Name one by --use-rep, or "
+            "give --prepare if X holds raw counts"
+        )
     tl.fit_mixtures(
         adata, groupby, use_rep=use_rep, labels=labels, n_components=n_components, covariance=covariance,
         random_state=seed, progress=False if quiet else None,
@@ -158,7 +170,8 @@ def fit(
         }
         for group, mixture in zip(model.groups, model.mixtures, strict=True)
     ]
-    _report({"model": str(output), "groupby": groupby, "groups": rows}, rows, as_json=as_json, quiet=quiet)
+    shown = [{("log-likelihood per cell" if k == "log_likelihood" else k): v for k, v in row.items()} for row in rows]
+    _report({"model": str(output), "groupby": groupby, "groups": rows}, shown, as_json=as_json, quiet=quiet)
 
 
 @app.command()
@@ -176,17 +189,27 @@ def transport(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Solve optimal transport between the mixtures: a chain over consecutive groups, or one plan.
+    """Solve optimal transport: a chain over consecutive groups, or one plan.
+
+    A chain needs groups in order: numbers, an ordered categorical column, or --bins of omt fit.
 
     Example: omt transport model/ --tau 0.9 --reg 0.01 -o chain/
     """
+    _check_exists(model)
     from omt import io
     from omt.grouped import group_label
     from omt.tl.transport import solve_plans
 
     if (source is None) != (target is None):
         raise ValueError("give both --source and --target, or neither for a chain over all groups")
-    solved = solve_plans(io.load_model(model), source=source, target=target, tau=tau, reg=reg, inner_reg=inner_reg)
+    mixtures = io.load_model(model)
+    if source is None and not mixtures.settings.get("ordered"):
+        groups = ", ".join(group_label(group) for group in mixtures.groups)
+        raise ValueError(
+            f"the groups of {mixtures.groupby!r} are text without an order ({groups}): give --source and --target for "
+            "one plan; for a chain fit on a numeric column (--bins cuts one into stages) or an ordered categorical one"
+        )
+    solved = solve_plans(mixtures, source=source, target=target, tau=tau, reg=reg, inner_reg=inner_reg)
     io.save_model(solved, output)
     rows = [
         {
@@ -219,6 +242,7 @@ def transitions(
 
     Example: omt transitions chain/ --source 240 --target 420 --csv t.csv --plot t.png
     """
+    _check_exists(chain)
     from omt import io
     from shared_core.files import atomic_write
 
@@ -233,6 +257,8 @@ def transitions(
 
         ax = axes_for_table(list(frame.index), list(frame.columns))
         draw_transitions(ax, frame.to_numpy(), list(frame.index), list(frame.columns))
+        ax.set_ylabel(f"{model.groupby} {target if backward else source}")
+        ax.set_xlabel(f"{model.groupby} {source if backward else target}")
         ax.set_title(f"{source} ← {target}" if backward else f"{source} → {target}")
         finish(ax, show=False, save=plot, name="omt_transitions")
     content = {
@@ -244,7 +270,7 @@ def transitions(
         "table": frame.to_numpy().tolist(),
     }
     rows: list[dict[str, Any]] = [
-        {"": name, **dict(zip(frame.columns, values, strict=True))}
+        {"": name, **{column: f"{p:.3f}" for column, p in zip(frame.columns, values, strict=True)}}
         for name, values in zip(frame.index, frame.to_numpy().tolist(), strict=True)
     ]
     _report(content, rows, as_json=as_json, quiet=quiet)
@@ -268,10 +294,14 @@ def push(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Carry cells forward to their descendants, or backward to their origins, and write the h5ad file with the scores.
+    """Carry cells forward to their descendants, or backward to their origins.
+
+    Writes the h5ad file with the scores, which sum to 1 over the cells of each group on the way.
 
     Example: omt push embryo.h5ad chain/ --source 240 --target 420 --obs cell_type=AWA --backward -o scored.h5ad
     """
+    _check_exists(chain)
+    _check_exists(data)
     from omt import io, tl
     from omt.grouped import group_label
     from omt.prepare import ready
@@ -286,6 +316,8 @@ def push(
         if not found or not key or not value:
             raise ValueError(f"--obs is {obs!r}, must be key=value, for example cell_type=AWA")
     adata = io.read_h5ad(data)
+    if key is not None and key not in adata.obs:
+        raise ValueError(f"--obs {obs}: {data} has no obs column {key!r}; columns are: {', '.join(adata.obs)}")
     assign(adata, model, ready(adata, model))
     io.write_uns(adata, model)
     column = key_added or ("omt_pull" if backward else "omt_push")
@@ -324,6 +356,8 @@ def map_cells(
 
     Example: omt map model/ --source ctrl --target stim --input new.h5ad -o mapped.h5ad
     """
+    _check_exists(model)
+    _check_exists(data)
     import numpy as np
 
     from omt import io
@@ -362,7 +396,9 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run the method on data that come with its dependencies, print what it reached, write pictures. Needs no network.
+    """Run the method on data of its dependencies; print what it reached.
+
+    Needs no network, writes pictures, takes about a minute.
 
     Example: omt demo --out pictures/
     """

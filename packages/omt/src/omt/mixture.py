@@ -52,8 +52,10 @@ class Mixture:
     --------
     >>> import numpy as np
     >>> m = Mixture.from_gaussians([0.25, 0.75], [[0.0], [4.0]], [[[1.0]], [[1.0]]], names=["A", "B"])
-    >>> m.K, m.d, m.family, m.names
-    (2, 1, 'gaussian', ('A', 'B'))
+    >>> m
+    Mixture(family='gaussian', K=2, d=1, names=(A, B))
+    >>> m.components.means.tolist()
+    [[0.0], [4.0]]
     >>> float(m.mean()[0])
     3.0
     >>> m.responsibilities(np.array([[0.0], [4.0]])).round(2).tolist()
@@ -90,6 +92,10 @@ class Mixture:
         weights.setflags(write=False)
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "names", names)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(self.names[:8]) + (", …" if self.K > 8 else "")
+        return f"Mixture(family={self.family!r}, K={self.K}, d={self.d}, names=({shown}))"
 
     # ----------------------------------------------------------------------------------------------- construction
     @classmethod

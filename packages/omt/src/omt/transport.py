@@ -206,6 +206,13 @@ class Transport:
     tol: float = 1e-9
     max_iter: int = 500
 
+    def __repr__(self) -> str:
+        return (
+            f"Transport(K={self.source.K}, L={self.target.K}, d={self.source.d}, "
+            f"transport_cost={self.transport_cost:.4g}, lam={self.lam:.4g}, epsilon={self.epsilon:.4g}, "
+            f"tau={self.tau}, converged={self.converged})"
+        )
+
     # ------------------------------------------------------------------------------------------------ the coupling
     @property
     def coupling(self) -> NDArray[np.float64]:

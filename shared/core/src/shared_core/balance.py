@@ -41,7 +41,7 @@ def load_balance_loss(
     Raises
     ------
     TypeError
-        If ``sequence`` are not integers.
+        If ``routing`` is no :class:`Routing`, or ``sequence`` are not integers.
     ValueError
         If the routing has no scores, ``sequence`` has another shape than ``[R]``, or both forms are asked for.
 
@@ -103,6 +103,8 @@ def z_loss(routing: Routing) -> Tensor:
 
     Raises
     ------
+    TypeError
+        If ``routing`` is no :class:`Routing`.
     ValueError
         If the routing has no logits.
 
@@ -116,6 +118,7 @@ def z_loss(routing: Routing) -> Tensor:
     >>> z_loss(route(torch.zeros(3, 8), top_k=1))  # (log 8)²
     tensor(4.3241)
     """
+    _check_routing(routing)
     if routing.logits is None:
         raise ValueError("z_loss needs routing.logits, which a Routing made by from_topk or load does not have")
     counted = ~routing.logits.detach().isneginf().all(-1)
@@ -141,6 +144,8 @@ def importance_loss(routing: Routing) -> Tensor:
 
     Raises
     ------
+    TypeError
+        If ``routing`` is no :class:`Routing`.
     ValueError
         If the routing has no scores.
 
@@ -177,6 +182,8 @@ def noisy_load_loss(routing: Routing, mean: Tensor, std: Tensor) -> Tensor:
 
     Raises
     ------
+    TypeError
+        If ``routing`` is no :class:`Routing`.
     ValueError
         If the routing has no logits or the shapes do not fit.
 
@@ -191,6 +198,7 @@ def noisy_load_loss(routing: Routing, mean: Tensor, std: Tensor) -> Tensor:
     >>> x = torch.randn(32, 8)
     >>> loss = noisy_load_loss(router(x), *router.gate.distribution(x))
     """
+    _check_routing(routing)
     if routing.logits is None:
         raise ValueError(
             "noisy_load_loss needs routing.logits, which a Routing made by from_topk or load does not have"
@@ -218,8 +226,18 @@ def _num_rows(routing: Routing) -> Tensor:
     return torch.tensor(routing.num_rows, device=routing.indices.device)
 
 
+def _check_routing(routing: Routing) -> None:
+    """Refuse logits, which the losses of other libraries take."""
+    if not isinstance(routing, Routing):
+        raise TypeError(
+            f"routing must be a Routing, got {type(routing).__name__}; router(x) makes one, and so does "
+            "route(logits, top_k=...)"
+        )
+
+
 def _normalised_scores(routing: Routing) -> Tensor:
     """``[R, E]`` scores divided by their row sums; rows that are masked or have no available expert are 0."""
+    _check_routing(routing)
     if routing.scores is None:
         raise ValueError("this loss needs routing.scores, which a Routing made by from_topk or load does not have")
     shares = routing.scores / routing.scores.sum(-1, keepdim=True).clamp(min=_TINY)

@@ -91,7 +91,7 @@ def load(
     ] = 400,
     update_rate: Annotated[float, typer.Option(help="With --balance: size of a bias step.")] = 0.002,
     seed: Annotated[int, typer.Option(help="Of the random gate and of the tokens drawn by --balance.", min=0)] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the loads to this picture.", show_default=False)] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the loads to this picture; with --balance, those after balancing.", show_default=False)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")] = False,
 ) -> None:
     """Report how evenly rows are spread over experts.
@@ -371,7 +371,12 @@ def _load_table(stats: list[tuple[str, Any]]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title="Load of E experts by N assignments")
+    table = Table(
+        title="Load of E experts by N assignments",
+        caption="MaxVio: largest load / mean - 1. cv: standard deviation / mean. entropy: 1 is uniform. "
+        "dead: share of experts without a row. E used: effective number of experts.",
+        caption_justify="left",
+    )
     table.add_column("source")
     headings = ("E", "N", "cv", "MaxVio", "entropy", "dead", "gini", "E used")
     for heading in headings:

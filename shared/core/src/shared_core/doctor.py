@@ -120,7 +120,7 @@ def tables(facts: dict[str, Any]) -> list[Table]:
         if values:
             table = Table(title=title, title_justify="left", show_header=False)
             for name, value in values.items():
-                table.add_row(name.replace("_", " "), _shown(value))
+                table.add_row(name if name.isupper() else name.replace("_", " "), _shown(value))
             laid_out.append(table)
     if facts["accelerators"]:
         table = Table("device", "name", "compute capability", "memory", title="accelerators", title_justify="left")

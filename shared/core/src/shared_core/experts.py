@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shared_core.kernels import check_backend, resolve_backend
 from shared_core.kernels.activations import ACTIVATIONS
+from shared_core.kernels.formula import Formula, Parameters
 from shared_core.kernels.ops import Settings, run
 from shared_core.routing import Routing
 
@@ -111,10 +112,10 @@ def experts_forward(
     else:
         _check_dtypes(x, up=up, down=down, up_bias=up_bias, down_bias=down_bias)
     settings = Settings(
-        activation, gated, weight_input, recompute, accumulate_grad, resolve_backend(backend, x.device, x.dtype)
+        Formula(activation, gated, weight_input), recompute, accumulate_grad, resolve_backend(backend, x.device, x.dtype)
     )
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
-    out = run(rows, routing.indices, routing.weights, up, down, up_bias, down_bias, settings)
+    out = run(rows, routing.indices, routing.weights, Parameters(up, down, up_bias, down_bias), settings)
     return out if x.ndim == 2 else out.view(*x.shape[:-1], out.shape[-1])
 
 

@@ -153,7 +153,12 @@ def result_table(measurements: Sequence[Measurement]) -> Table:
     unused = [i for i in range(len(columns)) if all(line[i] == "–" for line in lines)]
     clock = "CPU time" if first.clock == "cpu" else "wall time"
     about = ", ".join([lines[0][i] for i in common] + [f"backend {first.ours}", f"{first.threads} thread(s)"])
-    table = Table(title=f"{about}\nratios of {clock}, above 1: ours is faster", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=f"{about}\nratios of {clock}, above 1: ours is faster",
+        caption="of limit: 1 is what the memory bandwidth and matrix products measured here allow",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     shown = [i for i in range(len(columns)) if i not in {*common, *unused}]
     for i in shown:
         # Broken before the last word, a heading is not wider than it must be.

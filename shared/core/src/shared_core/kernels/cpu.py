@@ -109,9 +109,11 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """
     if a.dtype != b.dtype:
         return _widened_product(a, b, b.new_empty(a.shape[0], b.shape[1]) if out is None else out)
+    if out is not None and not out.is_contiguous() and out.stride(0) == 1:
+        # Libraries write rows: bᵀ aᵀ, the same product, spares them (oneDNN above all) a copy of the result.
+        product(b.t(), a.t(), out=out.t())
+        return out
     if a.dtype == torch.float32 and _onednn_pays(a, b):
-        if out is not None and out.stride(0) == 1:
-            return out.copy_(_onednn_linear(b.t(), a, None).t())
         result = _onednn_linear(a, b.t(), None)
         return result if out is None else out.copy_(result)
     if out is not None and out.dtype != a.dtype:

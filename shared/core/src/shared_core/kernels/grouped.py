@@ -9,12 +9,14 @@ I intermediate width, J = 2I if gated else I.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shared_core.kernels.activations import activate, activation_gradient
 from shared_core.kernels.assignments import sort_by_expert
+from shared_core.kernels.formula import Formula, Parameters
 
 __all__ = ["accepts", "backward", "forward"]
 
@@ -75,7 +77,8 @@ def _rows_times_rows(left_NM: Tensor, right_NP: Tensor, bounds: Tensor) -> Tenso
     """Per expert ``leftᵀ right``: ``[N, M] × [N, P] -> [E, M, P]``, exactly 0 for idle experts."""
     if left_NM.shape[0] > 0 and accepts(left_NM, right_NP):
         stacked = F.grouped_mm(left_NM.t(), right_NP, offs=bounds[1:].to(torch.int32))
-        return stacked.masked_fill_((bounds.diff() == 0)[:, None, None], 0.0)
+        # An empty sum is 0 on the CPU; the device kernels do not promise it.
+        return stacked if stacked.device.type == "cpu" else stacked.masked_fill_((bounds.diff() == 0)[:, None, None], 0.0)
     stacked = left_NM.new_zeros(bounds.shape[0] - 1, left_NM.shape[1], right_NP.shape[1])
     limits = bounds.tolist()
     for expert in range(stacked.shape[0]):
@@ -92,11 +95,27 @@ class _Sorted:
         self.order, self.bounds = order, bounds
         self.num_rows, self.num_slots = weights.shape
         self.rows = order // self.num_slots
-        # Sentinels stand behind the last bound; a comparison on the device, no read-back.
-        position = torch.arange(order.shape[0], device=order.device)
-        self.absent = (position >= bounds[-1])[:, None]
-        self.experts = torch.searchsorted(bounds[1:], position, right=True).clamp_(max=num_experts - 1)
-        self.weights = weights.reshape(-1).index_select(0, order)[:, None].masked_fill(self.absent, 0.0)
+        self.num_experts = num_experts
+        self.weights = self.clear(weights.reshape(-1).index_select(0, order).unsqueeze(1))
+
+    @functools.cached_property
+    def absent(self) -> Tensor | None:
+        """``[N, 1]``, True for sentinels, which stand behind the last bound; None where there is none for certain."""
+        num_assignments = self.order.shape[0]
+        # Looking costs nothing on a CPU; on an accelerator it would be a synchronisation.
+        if self.order.device.type == "cpu" and int(self.bounds[-1]) == num_assignments:
+            return None
+        return (torch.arange(num_assignments, device=self.order.device) >= self.bounds[-1]).unsqueeze(1)
+
+    @functools.cached_property
+    def experts(self) -> Tensor:
+        """Expert of each assignment, ``[N]`` (any expert for sentinels)."""
+        position = torch.arange(self.order.shape[0], device=self.order.device)
+        return torch.searchsorted(self.bounds[1:], position, right=True).clamp_(max=self.num_experts - 1)
+
+    def clear(self, values: Tensor) -> Tensor:
+        """Set what belongs to sentinels to 0, in place: products leave it undefined, possibly NaN."""
+        return values if self.absent is None else values.masked_fill_(self.absent, 0.0)
 
     def gather(self, values: Tensor) -> Tensor:
         """``[R, ·] -> [N, ·]``."""
@@ -107,128 +126,105 @@ class _Sorted:
         spread = torch.empty_like(values).index_copy_(0, self.order, values)
         return spread.unflatten(0, (self.num_rows, self.num_slots))
 
-    def combine(self, values: Tensor, wide: torch.dtype) -> Tensor:
-        """Sum of every row's slots in ``wide``, ``[N, ·] -> [R, ·]``; no atomics, hence reproducible."""
-        return self.unsort(values.masked_fill_(self.absent, 0.0)).sum(1, dtype=wide)
+    def combine(self, values: Tensor) -> Tensor:
+        """Sum of every row's slots, ``[N, ·] -> [R, ·]``; no atomics, hence reproducible.
+
+        PyTorch accumulates sums of 16-bit numbers in float32 and rounds once.
+        """
+        return self.unsort(self.clear(values)).sum(1)
 
 
 def forward(
     x: Tensor,
     indices: Tensor,
     weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
+    parameters: Parameters,
+    formula: Formula,
     *,
-    activation: str,
-    gated: bool,
-    weight_input: bool,
-    save: bool,
+    keep_plan: bool = False,
+    keep_z: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output ``[R, D]``, pre-activations (flat ``[N·J]``; empty unless ``save``), order and bounds."""
-    order, bounds = sort_by_expert(indices, up.shape[0])
-    plan = _Sorted(order, bounds, weights, up.shape[0])
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    z = _pre_activations(x, up, up_bias, plan, weight_input)
-    h = _hidden(z, activation, gated)
-    if not weight_input:
+    """Evaluate the experts, outside of autograd; arguments and results as in :func:`shared_core.kernels.cpu_experts.forward`."""
+    _, down, _, down_bias = parameters
+    order, bounds = sort_by_expert(indices, down.shape[0])
+    plan = _Sorted(order, bounds, weights, down.shape[0])
+    z = _pre_activations(plan.gather(x), parameters, formula, plan)
+    h = formula.hidden(z, dim=1)
+    if not formula.weight_input:
         h.mul_(plan.weights.to(x.dtype))
     y = _rows_times_experts(h, down.mT, bounds)
     if down_bias is not None:
         bias = down_bias.index_select(0, plan.experts)
-        y.add_(bias if weight_input else bias.mul_(plan.weights.to(x.dtype)))
-    out = plan.combine(y, wide).to(x.dtype)
-    return out, z.reshape(-1) if save else x.new_empty(0), order, bounds
+        y.add_(bias if formula.weight_input else bias.mul_(plan.weights.to(x.dtype)))
+    out = plan.combine(y)
+    if not keep_plan:
+        order, bounds = order.new_empty(0), order.new_empty(0)
+    return out, z.reshape(-1) if keep_z else x.new_empty(0), order, bounds
 
 
-def _pre_activations(x: Tensor, up: Tensor, up_bias: Tensor | None, plan: _Sorted, weight_input: bool) -> Tensor:
-    z = _rows_times_experts(plan.gather(x), up.mT, plan.bounds)
-    if weight_input:
-        z.mul_(plan.weights.to(x.dtype))
-    if up_bias is not None:
-        z.add_(up_bias.index_select(0, plan.experts))
-    # Rows of sentinels are undefined memory: they must not carry a NaN into sums over assignments.
-    return z.masked_fill_(plan.absent, 0.0)
-
-
-def _hidden(z: Tensor, activation: str, gated: bool) -> Tensor:
-    if not gated:
-        return activate(activation, z)
-    gate, value = z.chunk(2, dim=-1)
-    return activate(activation, gate).mul_(value)
+def _pre_activations(x_N: Tensor, parameters: Parameters, formula: Formula, plan: _Sorted) -> Tensor:
+    z = _rows_times_experts(x_N, parameters.up.mT, plan.bounds)
+    if formula.weight_input:
+        z.mul_(plan.weights.to(z.dtype))
+    if parameters.up_bias is not None:
+        z.add_(parameters.up_bias.index_select(0, plan.experts))
+    return plan.clear(z)
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
     weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    saved: Tensor,
+    parameters: Parameters,
+    kept_z: Tensor,
     order: Tensor,
     bounds: Tensor,
+    formula: Formula,
     *,
-    activation: str,
-    gated: bool,
-    weight_input: bool,
     needs: tuple[bool, bool, bool, bool, bool, bool],
     up_grad: Tensor | None = None,
     down_grad: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of x, weights, up, down, up_bias, down_bias (None where not needed)."""
+    """Gradients, outside of autograd; arguments and results as in :func:`shared_core.kernels.cpu_experts.backward`."""
+    up, down, up_bias, down_bias = parameters
     need_x, need_w, need_up, need_down, need_up_bias, need_down_bias = needs
     plan = _Sorted(order, bounds, weights, up.shape[0])
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = torch.promote_types(x.dtype, torch.float32)
     weight = plan.weights.to(x.dtype)
-    g = plan.gather(grad)
-    x_N = plan.gather(x)
-    if saved.numel():
-        z = saved.view(order.shape[0], up.shape[1])
-    else:
-        z = _pre_activations(x, up, up_bias, plan, weight_input)
-    dh = _rows_times_experts(g, down, bounds).masked_fill_(plan.absent, 0.0)
-    if gated:
-        gate, value = z.chunk(2, dim=-1)
-        act = activate(activation, gate)
-        h = act * value
-    else:
-        h = activate(activation, z)
+    g, x_N = plan.gather(grad), plan.gather(x)
+    z = kept_z.view(order.shape[0], up.shape[1]) if kept_z.numel() else _pre_activations(x_N, parameters, formula, plan)
+    dh = plan.clear(_rows_times_experts(g, down, bounds))
+    h, activated = formula.hidden_for_gradient(z, dim=1)
     dw: Tensor | None = None
-    if need_w and not weight_input:
-        dw = (dh * h).sum(1, dtype=wide)
-        if down_bias is not None:
-            dw += (g * down_bias.index_select(0, plan.experts)).sum(1, dtype=wide)
-    if not weight_input:
+    if not formula.weight_input:
+        if need_w:
+            dw = (dh * h).sum(1, dtype=wide)
+            if down_bias is not None:
+                dw += (g * down_bias.index_select(0, plan.experts)).sum(1, dtype=wide)
         h.mul_(weight)
         dh.mul_(weight)
     ddown = _deliver(_rows_times_rows(g, h, bounds), down_grad) if need_down else None
     ddown_bias = None
     if need_down_bias and down_bias is not None:
-        ddown_bias = _sum_by_expert(g.masked_fill(plan.absent, 0.0) if weight_input else g * weight, plan, down_bias)
-    if gated:
-        dz = torch.empty_like(z)
-        d_gate, d_value = dz.chunk(2, dim=-1)
-        torch.mul(dh, act, out=d_value)
-        activation_gradient(activation, gate, dh.mul_(value), out=d_gate)
-    else:
-        dz = activation_gradient(activation, z, dh)
+        weighted = plan.clear(g.clone()) if formula.weight_input else g * weight
+        ddown_bias = _sum_by_expert(weighted, plan, down_bias)
+    dz = formula.gradient(z, activated, dh, dim=1)
     dup_bias = _sum_by_expert(dz, plan, up_bias) if need_up_bias and up_bias is not None else None
     dx: Tensor | None = None
-    if need_x or (need_w and weight_input):
-        dx_N = _rows_times_experts(dz, up, bounds).masked_fill_(plan.absent, 0.0)
-        if weight_input:
+    if need_x or (need_w and formula.weight_input):
+        dx_N = plan.clear(_rows_times_experts(dz, up, bounds))
+        if formula.weight_input:
             if need_w:
                 dw = (dx_N * x_N).sum(1, dtype=wide)
             dx_N.mul_(weight)
         if need_x:
-            dx = plan.combine(dx_N, wide).to(x.dtype)
-    dup = _deliver(_rows_times_rows(dz.mul_(weight) if weight_input else dz, x_N, bounds), up_grad) if need_up else None
+            dx = plan.combine(dx_N)
+    if formula.weight_input:
+        dz.mul_(weight)
+    dup = _deliver(_rows_times_rows(dz, x_N, bounds), up_grad) if need_up else None
     dweights = None
     if dw is not None:
-        dweights = plan.unsort(dw.masked_fill_(plan.absent[:, 0], 0.0)).to(weights.dtype)
+        dweights = plan.unsort(plan.clear(dw.unsqueeze(1)).squeeze(1)).to(weights.dtype)
     return dx, dweights, dup, ddown, dup_bias, ddown_bias
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from shared_core.kernels import cpu_experts, grouped, reference
+from shared_core.kernels.formula import Formula, Parameters
 
 __all__ = ["Settings", "run"]
 
@@ -33,27 +34,14 @@ _TWICE = (
 class Settings(NamedTuple):
     """How experts are evaluated, apart from the tensors."""
 
-    activation: str
-    gated: bool
-    weight_input: bool
+    formula: Formula
     recompute: bool
     accumulate_grad: bool
     backend: str
 
-    def formula(self) -> dict[str, Any]:
-        """What decides the function that is computed."""
-        return {"activation": self.activation, "gated": self.gated, "weight_input": self.weight_input}
-
 
 def run(
-    x: Tensor,
-    indices: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    settings: Settings,
+    x: Tensor, indices: Tensor, weights: Tensor, parameters: Parameters, settings: Settings
 ) -> Tensor:
     """Evaluate experts on checked arguments.
 
@@ -63,10 +51,8 @@ def run(
         ``[R, H]``.
     indices, weights : Tensor
         ``[R, k]``.
-    up, down : Tensor
-        ``[E, J, H]`` and ``[E, D, I]``.
-    up_bias, down_bias : Tensor or None
-        ``[E, J]`` and ``[E, D]``.
+    parameters : Parameters
+        Of the E experts.
     settings : Settings
         With a resolved backend.
 
@@ -75,20 +61,20 @@ def run(
     Tensor
         ``[R, D]``.
     """
-    tensors = (x, indices, weights, up, down, up_bias, down_bias)
-    differentiable = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    if settings.backend == "reference":
+    formula, recompute, _, backend = settings
+    if backend == "reference":
         with _without_autocast(x.device.type):
-            return reference.forward(*tensors, **settings.formula())
-    if _must_stay_opaque(x, up):
-        save = differentiable and not settings.recompute
-        out: Tensor = _forward_op(*tensors, *settings.formula().values(), settings.backend, save)[0]
+            return reference.forward(x, indices, weights, parameters, formula)
+    tensors = (x, weights, *parameters)
+    training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if _must_stay_opaque(x, parameters.up):
+        out: Tensor = _forward_op(x, indices, weights, *parameters, *formula, backend, training, training and not recompute)[0]
         return out
     with _without_autocast(x.device.type):
-        if differentiable or torch._C._are_functorch_transforms_active():
-            result: Tensor = _Experts.apply(*tensors, settings)[0]
+        if training or torch._C._are_functorch_transforms_active():
+            result: Tensor = _Experts.apply(x, indices, weights, *parameters, settings)[0]
             return result
-        only: Tensor = _KERNELS[settings.backend].forward(*tensors, **settings.formula(), save=False)[0]
+        only: Tensor = _KERNELS[backend].forward(x, indices, weights, parameters, formula)[0]
         return only
 
 
@@ -108,10 +94,9 @@ class _Experts(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        *tensors, settings = arguments
-        kernel = _KERNELS[settings.backend]
-        result: tuple[Tensor, Tensor, Tensor, Tensor] = kernel.forward(
-            *tensors, **settings.formula(), save=not settings.recompute
+        x, indices, weights, *parameters, settings = arguments
+        result: tuple[Tensor, Tensor, Tensor, Tensor] = _KERNELS[settings.backend].forward(
+            x, indices, weights, Parameters(*parameters), settings.formula, keep_plan=True, keep_z=not settings.recompute
         )
         return result
 
@@ -136,14 +121,14 @@ class _ExpertsGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor | None, ...]:
-        grad, *tensors, settings, needs = arguments
-        _, _, up, down, *_ = tensors
+        grad, x, weights, *parameters, kept_z, order, bounds, settings, needs = arguments
+        stacked = Parameters(*parameters)
         into = {}
         if settings.accumulate_grad:
-            into = {"up_grad": _existing_gradient(up), "down_grad": _existing_gradient(down)}
+            into = {"up_grad": _existing_gradient(stacked.up), "down_grad": _existing_gradient(stacked.down)}
         with _without_autocast(grad.device.type):
             gradients: tuple[Tensor | None, ...] = _KERNELS[settings.backend].backward(
-                grad, *tensors, **settings.formula(), needs=needs, **into
+                grad, x, weights, stacked, kept_z, order, bounds, settings.formula, needs=needs, **into
             )
         return gradients
 
@@ -181,12 +166,19 @@ def _forward_op(
     gated: bool,
     weight_input: bool,
     backend: str,
-    save: bool,
+    keep_plan: bool,
+    keep_z: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    tensors = (x, indices, weights, up, down, up_bias, down_bias)
-    formula = {"activation": activation, "gated": gated, "weight_input": weight_input}
     with _without_autocast(x.device.type):
-        result: tuple[Tensor, Tensor, Tensor, Tensor] = _KERNELS[backend].forward(*tensors, **formula, save=save)
+        result: tuple[Tensor, Tensor, Tensor, Tensor] = _KERNELS[backend].forward(
+            x,
+            indices,
+            weights,
+            Parameters(up, down, up_bias, down_bias),
+            Formula(activation, gated, weight_input),
+            keep_plan=keep_plan,
+            keep_z=keep_z,
+        )
         return result
 
 
@@ -203,13 +195,14 @@ def _forward_fake(
     gated: bool,
     weight_input: bool,
     backend: str,
-    save: bool,
+    keep_plan: bool,
+    keep_z: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     out = x.new_empty(x.shape[0], down.shape[1])
     num_assignments = indices.shape[0] * indices.shape[1]
-    order = indices.new_empty(num_assignments, dtype=torch.int64)
-    bounds = indices.new_empty(up.shape[0] + 1, dtype=torch.int64)
-    return out, x.new_empty(num_assignments * up.shape[1] if save else 0), order, bounds
+    order = indices.new_empty(num_assignments if keep_plan else 0, dtype=torch.int64)
+    bounds = indices.new_empty(up.shape[0] + 1 if keep_plan else 0, dtype=torch.int64)
+    return out, x.new_empty(num_assignments * up.shape[1] if keep_z else 0), order, bounds
 
 
 @torch.library.custom_op("shared_core::experts_backward", mutates_args=())
@@ -221,7 +214,7 @@ def _backward_op(
     down: Tensor,
     up_bias: Tensor | None,
     down_bias: Tensor | None,
-    saved: Tensor,
+    kept_z: Tensor,
     order: Tensor,
     bounds: Tensor,
     activation: str,
@@ -230,11 +223,17 @@ def _backward_op(
     backend: str,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    parameters = (weights, up, down, up_bias, down_bias)
-    formula = {"activation": activation, "gated": gated, "weight_input": weight_input}
     with _without_autocast(x.device.type):
         gradients = _KERNELS[backend].backward(
-            grad, x, *parameters, saved, order, bounds, **formula, needs=tuple(needs)
+            grad,
+            x,
+            weights,
+            Parameters(up, down, up_bias, down_bias),
+            kept_z,
+            order,
+            bounds,
+            Formula(activation, gated, weight_input),
+            needs=tuple(needs),
         )
     return tuple(x.new_empty(0) if g is None else g for g in gradients)  # type: ignore[return-value]
 
@@ -248,7 +247,7 @@ def _backward_fake(
     down: Tensor,
     up_bias: Tensor | None,
     down_bias: Tensor | None,
-    saved: Tensor,
+    kept_z: Tensor,
     order: Tensor,
     bounds: Tensor,
     activation: str,
@@ -264,7 +263,7 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, (ctx.activation, ctx.gated, ctx.weight_input, ctx.backend, _) = inputs[:7], inputs[7:]
+    tensors, (ctx.activation, ctx.gated, ctx.weight_input, ctx.backend, *_) = inputs[:7], inputs[7:]
     x, _, *parameters = tensors
     ctx.save_for_backward(x, *parameters, *output[1:])
     ctx.set_materialize_grads(False)
@@ -272,14 +271,14 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _op_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 12
+        return (None,) * 13
     need_x, _, *need_others = ctx.needs_input_grad[:7]
     needs = [need_x, *need_others]
     gradients = _backward_op(
         grad, *ctx.saved_tensors, ctx.activation, ctx.gated, ctx.weight_input, ctx.backend, needs
     )
     dx, *others = (g if need else None for g, need in zip(gradients, needs, strict=True))
-    return dx, None, *others, *(None,) * 5
+    return dx, None, *others, *(None,) * 6
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_setup_context)

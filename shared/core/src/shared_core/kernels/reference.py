@@ -13,23 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared_core.kernels.activations import activate
+from shared_core.kernels.formula import Formula, Parameters
 
 __all__ = ["forward"]
 
 
-def forward(
-    x: Tensor,
-    indices: Tensor,
-    weights: Tensor,
-    up: Tensor,
-    down: Tensor,
-    up_bias: Tensor | None,
-    down_bias: Tensor | None,
-    *,
-    activation: str,
-    gated: bool,
-    weight_input: bool,
-) -> Tensor:
+def forward(x: Tensor, indices: Tensor, weights: Tensor, parameters: Parameters, formula: Formula) -> Tensor:
     r"""``out_r = Σ_j w_{r,j} y_{S_r(j)}(x_r)``, expert by expert.
 
     Parameters
@@ -38,35 +27,30 @@ def forward(
         ``[R, H]``.
     indices, weights : Tensor
         ``[R, k]``; index E means "no expert".
-    up, down : Tensor
-        ``[E, 2I | I, H]`` and ``[E, D, I]``.
-    up_bias, down_bias : Tensor or None
-        ``[E, 2I | I]`` and ``[E, D]``.
-    activation : str
-        Name of the activation.
-    gated : bool
-        Whether ``up`` holds gate and up projection, gate first.
-    weight_input : bool
-        Multiply the expert's input instead of its output with the weight.
+    parameters : Parameters
+        Of the E experts.
+    formula : Formula
+        What they compute.
 
     Returns
     -------
     Tensor
         ``[R, D]`` in the dtype of ``x``, accumulated in float32 (float64 for float64).
     """
+    up, down, up_bias, down_bias = parameters
     wide = torch.promote_types(x.dtype, torch.float32)
     out = x.new_zeros(x.shape[0], down.shape[1], dtype=wide)
     for expert in range(up.shape[0]):
         chosen = (indices == expert).unsqueeze(-1)  # [R, k, 1]
         weight = weights.unsqueeze(-1)
         # One input for each slot, because the slots of a row weight it differently; else one for the row.
-        inputs = (x.unsqueeze(1) * weight).to(x.dtype) if weight_input else x.unsqueeze(1)
+        inputs = (x.unsqueeze(1) * weight).to(x.dtype) if formula.weight_input else x.unsqueeze(1)
         z = F.linear(inputs, up[expert], None if up_bias is None else up_bias[expert])
-        if gated:
+        if formula.gated:
             gate, value = z.chunk(2, dim=-1)
-            hidden = activate(activation, gate) * value
+            hidden = activate(formula.activation, gate) * value
         else:
-            hidden = activate(activation, z)
+            hidden = activate(formula.activation, z)
         y = F.linear(hidden, down[expert], None if down_bias is None else down_bias[expert]).to(wide)
-        out = out + torch.where(chosen, y if weight_input else y * weight, 0.0).sum(1)
+        out = out + torch.where(chosen, y if formula.weight_input else y * weight, 0.0).sum(1)
     return out.to(x.dtype)
