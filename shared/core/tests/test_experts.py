@@ -89,7 +89,9 @@ class Problem:
         return torch.einsum("rked,rke->rd", y, factor)
 
     def expected(self) -> dict[str, Tensor]:
-        leaves = {n: None if t is None else t.to(torch.float64, copy=True).requires_grad_() for n, t in self.tensors.items()}
+        leaves = {
+            n: None if t is None else t.to(torch.float64, copy=True).requires_grad_() for n, t in self.tensors.items()
+        }
         out = self.dense(leaves)
         out.backward(self.grad.double())
         gradients = {n: t.grad for n, t in leaves.items() if t is not None}
@@ -293,7 +295,9 @@ def test_non_contiguous_rows_and_matrices_match_contiguous_ones(backend: str, ro
     leaves = {**problem.leaves(), **{name: tensor.detach().requires_grad_() for name, tensor in strided.items()}}
     out = problem.run(leaves, backend=backend)
     out.backward(problem.grad)
-    errors = [relative_error(out.detach(), want["out"])] + [relative_error(leaves[name].grad, want[name]) for name in strided]
+    errors = [relative_error(out.detach(), want["out"])] + [
+        relative_error(leaves[name].grad, want[name]) for name in strided
+    ]
     assert max(errors) <= 3e-5
 
 
@@ -466,7 +470,9 @@ def test_parameters_have_the_names_of_transformers(gated: bool, bias: bool, name
 
 def test_a_module_on_the_meta_device_computes_shapes() -> None:
     module = GroupedExperts(8, 4, 2, device="meta")
-    routing = Routing(torch.zeros(5, 1, dtype=torch.int64, device="meta"), torch.ones(5, 1, device="meta"), None, None, 2)
+    routing = Routing(
+        torch.zeros(5, 1, dtype=torch.int64, device="meta"), torch.ones(5, 1, device="meta"), None, None, 2
+    )
     assert module(torch.empty(5, 8, device="meta"), routing).shape == (5, 8)
 
 
@@ -484,7 +490,11 @@ def _call(**changes: object) -> None:
     [
         ({"backend": "cuda"}, ValueError, "unknown backend 'cuda'; valid are: auto, reference, cpu, grouped_mm"),
         ({"backend": "triton"}, ValueError, "unknown backend 'triton'; valid are: auto, reference, cpu, grouped_mm"),
-        ({"activation": "swish"}, ValueError, "unknown activation 'swish'; valid are: silu, gelu, gelu_tanh, relu, relu2"),
+        (
+            {"activation": "swish"},
+            ValueError,
+            "unknown activation 'swish'; valid are: silu, gelu, gelu_tanh, relu, relu2",
+        ),
         ({"x": torch.zeros(4, 9)}, ValueError, r"x has shape \[4, 9\], but up \[3, 12, 8\] takes rows of width 8"),
         ({"x": torch.zeros(5, 8)}, ValueError, r"x of shape \[5, 8\] has 5 rows, but routing has 4"),
         ({"x": torch.zeros(4, 8).double()}, TypeError, "x is torch.float64 but up is torch.float32; .*autocast"),

@@ -151,8 +151,8 @@ def fit(
         adata.obsm[use_rep], record = preparation.prepare(adata, n_pcs=n_pcs, random_state=seed)
     elif use_rep != "X" and use_rep not in adata.obsm:
         raise ValueError(
-            f"{data} has no {use_rep!r} in obsm; it has: {', '.join(adata.obsm) or '(none)'}. Name one by --use-rep, or "
-            "give --prepare if X holds raw counts"
+            f"{data} has no {use_rep!r} in obsm; it has: {', '.join(adata.obsm) or '(none)'}. "
+            "Name one by --use-rep, or give --prepare if X holds raw counts"
         )
     tl.fit_mixtures(
         adata, groupby, use_rep=use_rep, labels=labels, n_components=n_components, covariance=covariance,

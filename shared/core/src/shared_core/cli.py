@@ -91,7 +91,10 @@ def load(
     ] = 400,
     update_rate: Annotated[float, typer.Option(help="With --balance: size of a bias step.")] = 0.002,
     seed: Annotated[int, typer.Option(help="Of the random gate and of the tokens drawn by --balance.", min=0)] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the loads to this picture; with --balance, those after balancing.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw the loads to this picture; with --balance, those after balancing.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of a table.")] = False,
 ) -> None:
     """Report how evenly rows are spread over experts.

@@ -62,10 +62,11 @@ def experts_forward(
     recompute : bool
         Keep only ``x`` for the backward pass and compute the pre-activations (``R·k·J`` numbers) again.
     accumulate_grad : bool
-        Opt-in: the backward pass adds the gradients of ``up`` and ``down`` in place to a ``.grad`` that is there already
-        and reports none for them, which saves a buffer of their size in gradient accumulation. Gradients in ``.grad``
-        are the same; hooks on the two tensors (DDP's among them) do not see the step, and ``torch.autograd.grad`` must
-        not be used. Without effect under ``torch.compile``, in ``reference`` and where ``.grad`` is None.
+        Opt-in: the backward pass adds the gradients of ``up`` and ``down`` in place to a ``.grad`` that is there
+        already and reports none for them, which saves a buffer of their size in gradient accumulation. Gradients in
+        ``.grad`` are the same; hooks on the two tensors (DDP's among them) do not see the step, and
+        ``torch.autograd.grad`` must not be used. Without effect under ``torch.compile``, in ``reference`` and where
+        ``.grad`` is None.
     backend : {"auto", "reference", "cpu", "grouped_mm"}
         See :mod:`shared_core.kernels`.
 
@@ -112,7 +113,10 @@ def experts_forward(
     else:
         _check_dtypes(x, up=up, down=down, up_bias=up_bias, down_bias=down_bias)
     settings = Settings(
-        Formula(activation, gated, weight_input), recompute, accumulate_grad, resolve_backend(backend, x.device, x.dtype)
+        Formula(activation, gated, weight_input),
+        recompute,
+        accumulate_grad,
+        resolve_backend(backend, x.device, x.dtype),
     )
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     out = run(rows, routing.indices, routing.weights, Parameters(up, down, up_bias, down_bias), settings)
@@ -129,9 +133,7 @@ def _check_shapes(
     gated: bool,
 ) -> None:
     if up.ndim != 3 or down.ndim != 3:
-        raise ValueError(
-            f"up and down must be stacked matrices [E, ·, ·], got {list(up.shape)} and {list(down.shape)}"
-        )
+        raise ValueError(f"up and down must be stacked matrices [E, ·, ·], got {list(up.shape)} and {list(down.shape)}")
     experts, width, hidden = up.shape
     inner = down.shape[2]
     if down.shape[0] != experts or width != (2 * inner if gated else inner):
@@ -157,9 +159,7 @@ def _check_dtypes(x: Tensor, **parameters: Tensor | None) -> None:
         raise TypeError(f"x must be floating point, got {x.dtype}")
     for name, parameter in parameters.items():
         if parameter is not None and parameter.dtype != x.dtype:
-            raise TypeError(
-                f"x is {x.dtype} but {name} is {parameter.dtype}; cast one of them or use torch.autocast"
-            )
+            raise TypeError(f"x is {x.dtype} but {name} is {parameter.dtype}; cast one of them or use torch.autocast")
 
 
 class GroupedExperts(nn.Module):
@@ -202,6 +202,9 @@ class GroupedExperts(nn.Module):
     >>> experts(x, route(torch.randn(10, 4), top_k=2)).shape
     torch.Size([2, 5, 16])
     """
+
+    down_proj: nn.Parameter
+    down_proj_bias: nn.Parameter | None
 
     def __init__(
         self,
@@ -246,7 +249,7 @@ class GroupedExperts(nn.Module):
             return nn.Parameter(torch.empty(num_experts, *shape, device=device, dtype=dtype))
 
         self.register_parameter(self._up_name, parameter(width, hidden_size))
-        self.register_parameter("down_proj", parameter(hidden_size, intermediate_size))
+        self.down_proj = parameter(hidden_size, intermediate_size)
         self.register_parameter(self._up_name + "_bias", parameter(width) if bias else None)
         self.register_parameter("down_proj_bias", parameter(hidden_size) if bias else None)
         self.reset_parameters()
@@ -299,6 +302,7 @@ class GroupedExperts(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes and the choices that differ from the default."""
-        text = f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}, num_experts={self.num_experts}"
-        text += f", activation={self.activation!r}, gated={self.gated}, bias={self.down_proj_bias is not None}"
+        text = f"hidden_size={self.hidden_size}, intermediate_size={self.intermediate_size}"
+        text += f", num_experts={self.num_experts}, activation={self.activation!r}, gated={self.gated}"
+        text += f", bias={self.down_proj_bias is not None}"
         return text if self.backend == "auto" else text + f", backend={self.backend!r}"

@@ -79,12 +79,18 @@ def choose_backend(device: torch.device | str, dtype: torch.dtype) -> BackendCho
     if device.type in {"cpu", "meta"}:
         return BackendChoice("cpu", "the device is a CPU")
     if device.type != "cuda":
-        return BackendChoice("grouped_mm", f"as a loop of products: there is no grouped_mm for {device.type}", fallback=True)
+        return BackendChoice(
+            "grouped_mm", f"as a loop of products: there is no grouped_mm for {device.type}", fallback=True
+        )
     if dtype != torch.bfloat16:
-        return BackendChoice("grouped_mm", f"as a loop of products: grouped_mm does not take {dtype} on CUDA", fallback=True)
+        return BackendChoice(
+            "grouped_mm", f"as a loop of products: grouped_mm does not take {dtype} on CUDA", fallback=True
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
-        return BackendChoice("grouped_mm", f"as a loop of products: compute capability {capability} is below 8.0", fallback=True)
+        return BackendChoice(
+            "grouped_mm", f"as a loop of products: compute capability {capability} is below 8.0", fallback=True
+        )
     return BackendChoice("grouped_mm", "CUDA with bfloat16 and compute capability 8.0 or higher")
 
 

@@ -66,7 +66,7 @@ def activate(name: str, z: Tensor) -> Tensor:
     Parameters
     ----------
     name : str
-        One of :data:`ACTIVATIONS`: ``silu``; ``gelu`` (exact, by erf); ``gelu_tanh``; ``relu``; ``relu2`` (squared relu).
+        One of :data:`ACTIVATIONS`: ``silu``, ``gelu`` (exact), ``gelu_tanh``, ``relu``, ``relu2`` (squared relu).
     z : Tensor
         Any shape.
 

@@ -29,7 +29,8 @@ def onednn_usable() -> bool:
     bool
         Found out once per process, on a product that is exact in float32, for plain and transposed weights.
     """
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not (available and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     x = torch.arange(1.0, 13.0).reshape(3, 4) / 8
     weight = torch.arange(-9.0, 11.0).reshape(5, 4) / 4
@@ -96,7 +97,8 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     Parameters
     ----------
     a : Tensor
-        ``[M, K]``, any strides. A bfloat16 or float16 matrix with a float32 ``b`` is widened on the fly, block by block.
+        ``[M, K]``, any strides. A bfloat16 or float16 matrix with a float32 ``b`` is widened on the fly, block by
+        block.
     b : Tensor
         ``[K, N]``, any strides.
     out : Tensor, optional

@@ -74,7 +74,7 @@ def forward(
     order, bounds : Tensor
         Of :func:`sort_by_expert`; empty unless kept.
     """
-    up, down, up_bias, down_bias = parameters
+    up, down, _, down_bias = parameters
     way = _way(indices.numel(), up, keep_plan)
     if way == "decode":
         nothing = indices.new_empty(0)

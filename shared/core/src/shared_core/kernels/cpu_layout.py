@@ -22,11 +22,11 @@ WIDEN_ROWS = 56
 class Layout(NamedTuple):
     """Choice for each expert from its number of rows; everything has the logical shape ``[features, n]``.
 
-    Measured on a Sapphire Rapids core (MKL and oneDNN) with matrices that come from main memory: row-major (``[n, ·]``)
-    products read few rows' matrix fastest. From 8 to 64 rows in float32, feature-major (``[·, n]``) ones are up to 1.7 times
-    as fast, because the matrix is then the left operand, which is packed with less effort. Beyond, both are equal, unless
-    the expert is ``long`` (many intermediate features): then even transposing x and y pays. 16-bit products lose more to
-    columns that do not fill a register than they gain.
+    Measured on a Sapphire Rapids core (MKL and oneDNN) with matrices that come from main memory: row-major
+    (``[n, ·]``) products read few rows' matrix fastest. From 8 to 64 rows in float32, feature-major (``[·, n]``) ones
+    are up to 1.7 times as fast, because the matrix is then the left operand, which is packed with less effort. Beyond,
+    both are equal, unless the expert is ``long`` (many intermediate features): then even transposing x and y pays.
+    16-bit products lose more to columns that do not fill a register than they gain.
 
     Attributes
     ----------

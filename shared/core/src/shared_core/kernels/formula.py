@@ -16,7 +16,7 @@ __all__ = ["Formula", "Parameters"]
 
 
 class Parameters(NamedTuple):
-    """Stacked parameters of E experts: ``up [E, J, H]``, ``down [E, D, I]``, biases ``[E, J]`` and ``[E, D]`` or None."""
+    """Stacked parameters of E experts: ``up [E, J, H]``, ``down [E, D, I]``, biases ``[E, J]``, ``[E, D]`` or None."""
 
     up: Tensor
     down: Tensor
@@ -34,7 +34,7 @@ class Formula(NamedTuple):
     gated : bool
         Whether ``z`` holds gate and value, gate first.
     weight_input : bool
-        Whether a routing weight multiplies ``x`` instead of ``y``. Otherwise it is folded into ``h``, which is narrower.
+        Whether a routing weight multiplies ``x`` instead of ``y``. Otherwise it is folded into the narrower ``h``.
     """
 
     activation: str

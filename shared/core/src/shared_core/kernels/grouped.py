@@ -1,7 +1,7 @@
 """Experts by PyTorch's grouped product: every expert's rows in one call, without a synchronisation on an accelerator.
 
-``torch.nn.functional.grouped_mm`` refuses some dtypes, row strides and layouts; a product that it refuses runs as a loop
-of ``mm`` (with one synchronisation), so the backend accepts everything.
+``torch.nn.functional.grouped_mm`` refuses some dtypes, row strides and layouts; a product that it refuses runs as a
+loop of ``mm`` (with one synchronisation), so the backend accepts everything.
 
 Letters: R rows, k slots, E experts, N = R·k assignments sorted by expert (sentinels last), H width in, D width out,
 I intermediate width, J = 2I if gated else I.
@@ -78,7 +78,9 @@ def _rows_times_rows(left_NM: Tensor, right_NP: Tensor, bounds: Tensor) -> Tenso
     if left_NM.shape[0] > 0 and accepts(left_NM, right_NP):
         stacked = F.grouped_mm(left_NM.t(), right_NP, offs=bounds[1:].to(torch.int32))
         # An empty sum is 0 on the CPU; the device kernels do not promise it.
-        return stacked if stacked.device.type == "cpu" else stacked.masked_fill_((bounds.diff() == 0)[:, None, None], 0.0)
+        return (
+            stacked if stacked.device.type == "cpu" else stacked.masked_fill_((bounds.diff() == 0)[:, None, None], 0.0)
+        )
     stacked = left_NM.new_zeros(bounds.shape[0] - 1, left_NM.shape[1], right_NP.shape[1])
     limits = bounds.tolist()
     for expert in range(stacked.shape[0]):
@@ -124,7 +126,7 @@ class _Sorted:
     def unsort(self, values: Tensor) -> Tensor:
         """``[N, ·]`` in sorted order back to ``[R, k, ·]``."""
         spread = torch.empty_like(values).index_copy_(0, self.order, values)
-        return spread.unflatten(0, (self.num_rows, self.num_slots))
+        return spread.view(self.num_rows, self.num_slots, *spread.shape[1:])
 
     def combine(self, values: Tensor) -> Tensor:
         """Sum of every row's slots, ``[N, ·] -> [R, ·]``; no atomics, hence reproducible.
@@ -144,7 +146,7 @@ def forward(
     keep_plan: bool = False,
     keep_z: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Evaluate the experts, outside of autograd; arguments and results as in :func:`shared_core.kernels.cpu_experts.forward`."""
+    """Evaluate the experts outside of autograd, as :func:`shared_core.kernels.cpu_experts.forward` does."""
     _, down, _, down_bias = parameters
     order, bounds = sort_by_expert(indices, down.shape[0])
     plan = _Sorted(order, bounds, weights, down.shape[0])

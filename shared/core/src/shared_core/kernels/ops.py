@@ -40,9 +40,7 @@ class Settings(NamedTuple):
     backend: str
 
 
-def run(
-    x: Tensor, indices: Tensor, weights: Tensor, parameters: Parameters, settings: Settings
-) -> Tensor:
+def run(x: Tensor, indices: Tensor, weights: Tensor, parameters: Parameters, settings: Settings) -> Tensor:
     """Evaluate experts on checked arguments.
 
     Parameters
@@ -68,7 +66,9 @@ def run(
     tensors = (x, weights, *parameters)
     training = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     if _must_stay_opaque(x, parameters.up):
-        out: Tensor = _forward_op(x, indices, weights, *parameters, *formula, backend, training, training and not recompute)[0]
+        out: Tensor = _forward_op(
+            x, indices, weights, *parameters, *formula, backend, training, training and not recompute
+        )[0]
         return out
     with _without_autocast(x.device.type):
         if training or torch._C._are_functorch_transforms_active():
@@ -96,7 +96,13 @@ class _Experts(torch.autograd.Function):
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, indices, weights, *parameters, settings = arguments
         result: tuple[Tensor, Tensor, Tensor, Tensor] = _KERNELS[settings.backend].forward(
-            x, indices, weights, Parameters(*parameters), settings.formula, keep_plan=True, keep_z=not settings.recompute
+            x,
+            indices,
+            weights,
+            Parameters(*parameters),
+            settings.formula,
+            keep_plan=True,
+            keep_z=not settings.recompute,
         )
         return result
 
@@ -258,7 +264,8 @@ def _backward_fake(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     inputs = (x, weights, up, down, up_bias, down_bias)
     return tuple(  # type: ignore[return-value]
-        t.new_empty(t.shape) if t is not None and need else x.new_empty(0) for t, need in zip(inputs, needs, strict=True)
+        t.new_empty(t.shape) if t is not None and need else x.new_empty(0)
+        for t, need in zip(inputs, needs, strict=True)
     )
 
 
@@ -274,9 +281,7 @@ def _op_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None,
         return (None,) * 13
     need_x, _, *need_others = ctx.needs_input_grad[:7]
     needs = [need_x, *need_others]
-    gradients = _backward_op(
-        grad, *ctx.saved_tensors, ctx.activation, ctx.gated, ctx.weight_input, ctx.backend, needs
-    )
+    gradients = _backward_op(grad, *ctx.saved_tensors, ctx.activation, ctx.gated, ctx.weight_input, ctx.backend, needs)
     dx, *others = (g if need else None for g, need in zip(gradients, needs, strict=True))
     return dx, None, *others, *(None,) * 6
 

@@ -1,7 +1,7 @@
 """The oracle: every expert on every row, and a choice among the results, with PyTorch's own autograd.
 
-Readable first: it costs E / k times the work of the other backends. It runs on every device and in every floating dtype,
-can be traced and differentiated as often as one likes, and is what all other backends are compared with.
+Readable first: it costs E / k times the work of the other backends. It runs on every device and in every floating
+dtype, can be traced and differentiated as often as one likes, and is what all other backends are compared with.
 
 Letters: R rows, k slots, E experts, H width in, D width out, I intermediate width.
 """
