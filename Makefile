@@ -47,7 +47,7 @@ coverage: $(READY)  ## run the tests with coverage and report it, each member ag
 lint: $(READY)  ## ruff check and format check, project metadata
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
-	$(RUN) validate-pyproject -q pyproject.toml shared/core/pyproject.toml packages/*/pyproject.toml
+	@$(RUN) validate-pyproject pyproject.toml shared/core/pyproject.toml packages/*/pyproject.toml > /dev/null
 
 format: $(READY)  ## let ruff fix and format
 	$(RUN) ruff check --fix .

@@ -16,7 +16,7 @@ from typing import Any
 from members import ROOT
 
 # Modules whose ``__all__`` dependents may rely on.
-PUBLIC_MODULES = ("shared_core", "shared_core.kernels", "shared_core.plot")
+PUBLIC_MODULES = ("shared_core", "shared_core.files", "shared_core.kernels", "shared_core.plot")
 FILE = ROOT / "docs" / "core-contract.json"
 
 
@@ -24,7 +24,7 @@ def _signature(value: object) -> str:
     return str(inspect.signature(value))  # type: ignore[arg-type]
 
 
-def _describe(value: object) -> Any:
+def _describe(value: Any) -> Any:
     if not callable(value):
         return repr(value)
     if not inspect.isclass(value):

@@ -244,7 +244,7 @@ def test_transport_reports_its_plans(folder, tmp_path):
         ),
         (
             ["fit", "cells.h5ad", "--groupby", "time", "-o", "m"],
-            "use_rep='X_pca': adata.obsm has no such key; it has: X_state, X_tree",
+            "cells.h5ad has no 'X_pca' in obsm; it has: X_state, X_tree. Name one by --use-rep",
         ),
         (
             ["fit", "cells.h5ad", "--groupby", "time", "--use-rep", "X_state", "--covariance", "round", "-o", "m"],

@@ -149,7 +149,7 @@ def fit(
     if prepare:
         use_rep = "X_pca"
         adata.obsm[use_rep], record = preparation.prepare(adata, n_pcs=n_pcs, random_state=seed)
-    elif use_rep != "X" and use_rep not in adata.obsm:
+    elif groupby in adata.obs and use_rep != "X" and use_rep not in adata.obsm:
         raise ValueError(
             f"{data} has no {use_rep!r} in obsm; it has: {', '.join(adata.obsm) or '(none)'}. "
             "Name one by --use-rep, or give --prepare if X holds raw counts"
