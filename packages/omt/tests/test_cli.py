@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -234,6 +235,23 @@ def test_transport_reports_its_plans(folder, tmp_path):
     assert plan["marginal_error"] <= 1e-9
 
 
+def test_chain_of_text_groups_is_refused_with_what_to_give(folder, tmp_path):
+    model = tmp_path / "m"
+    run(
+        "fit", folder / "cells.h5ad", "--groupby", "cell_type", "--use-rep", "X_state", "--n-components", 1, "-o", model
+    )
+    result = run("transport", model, "-o", tmp_path / "c", status=2)
+    assert "'cell_type' are text without an order (stem, A progenitor, " in result.stderr
+    assert "give --source and --target" in result.stderr
+
+
+def test_transitions_are_printed_as_rows_of_three_decimals_that_sum_to_one(folder):
+    _, *lines = run("transitions", folder / "chain", "--source", 0, "--target", 4).stdout.strip().splitlines()
+    probabilities = [re.findall(r"(?<= )\d\.\d{3}(?= |$)", line) for line in lines]
+    assert probabilities
+    assert all(abs(sum(map(float, row)) - 1) < 0.004 for row in probabilities)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -262,6 +280,10 @@ def test_transport_reports_its_plans(folder, tmp_path):
         (
             ["push", "cells.h5ad", "chain", "--source", "0", "--target", "4", "--obs", "stem", "-o", "s.h5ad"],
             "--obs is 'stem', must be key=value",
+        ),
+        (
+            ["push", "cells.h5ad", "chain", "--source", "0", "--target", "4", "--obs", "kind=stem", "-o", "s.h5ad"],
+            "--obs kind=stem: cells.h5ad has no obs column 'kind'; columns are: time, cell_type",
         ),
         (
             ["push", "cells.h5ad", "chain", "--source", "0", "--target", "4", "-o", "no/s.h5ad"],

@@ -167,6 +167,8 @@ def test_noisy_load_loss_is_zero_when_every_expert_is_chosen(generator: torch.Ge
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
+        (lambda r: load_balance_loss(torch.zeros(2, E)), TypeError, "routing must be a Routing, got Tensor"),
+        (lambda r: z_loss(torch.zeros(2, E)), TypeError, "routing must be a Routing, got Tensor"),
         (lambda r: load_balance_loss(bare()), ValueError, "needs routing.scores"),
         (lambda r: importance_loss(bare()), ValueError, "needs routing.scores"),
         (lambda r: z_loss(bare()), ValueError, "z_loss needs routing.logits"),

@@ -398,7 +398,7 @@ def demo(
 ) -> None:
     """Run the method on data of its dependencies; print what it reached.
 
-    Needs no network, writes pictures, takes about a minute.
+    Needs no network, writes pictures, takes about half a minute.
 
     Example: omt demo --out pictures/
     """
