@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from omt.em import fit_mixture
+from omt.fitting.em import fit_mixture
 from omt.mixture import Mixture
 
 K = 30

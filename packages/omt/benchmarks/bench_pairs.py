@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 import ot
 
-from omt.cost import component_cost
-from omt.maps import folded_maps
 from omt.mixture import Mixture
+from omt.pairs.cost import component_cost
+from omt.pairs.maps import folded_maps
 
 
 def mixture(K: int, d: int, seed: int) -> Mixture:

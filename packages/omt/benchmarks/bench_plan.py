@@ -26,11 +26,11 @@ import numpy as np
 import ot
 from scipy.spatial.distance import cdist
 
-from omt.cellplan import cell_laws
 from omt.datasets import known_map
-from omt.em import fit_mixture
+from omt.fitting.em import fit_mixture
 from omt.mixture import Mixture
-from omt.plan import SamplePlan
+from omt.plans.cells import cell_laws
+from omt.plans.sample import SamplePlan
 from omt.transport import transport
 
 

@@ -10,10 +10,10 @@ from scipy.integrate import quad
 from scipy.spatial.distance import cdist
 from scipy.stats import multivariate_normal, norm
 
-from omt.cost import component_cost, inner_epsilon
-from omt.divergences import diagonal_bhattacharyya, gaussian_bhattacharyya, squared_hellinger
 from omt.families import GaussianComponents
 from omt.mixture import Mixture
+from omt.pairs.cost import component_cost, inner_epsilon
+from omt.pairs.divergences import diagonal_bhattacharyya, gaussian_bhattacharyya, squared_hellinger
 
 TYPES = ["full", "diag", "spherical", "tied", "lowrank"]
 

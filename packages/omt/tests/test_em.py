@@ -18,9 +18,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.metrics import adjusted_rand_score
 from sklearn.mixture import GaussianMixture
 
-from omt.em import em_step, fit_mixture
 from omt.families import Gaussian
 from omt.families.gaussian import COVARIANCE_TYPES
+from omt.fitting.em import em_step, fit_mixture
 from omt.mixture import Mixture
 
 SKLEARN_TYPES = ["full", "tied", "diag", "spherical"]
@@ -128,11 +128,11 @@ def test_held_out_likelihood_is_that_of_sklearn_or_better(random_mixture):
 
 def test_split_and_merge_leaves_the_optimum_in_which_two_groups_share_a_component():
     from omt.chunks import as_source
-    from omt.iterate import State, batch
-    from omt.progress import Progress
-    from omt.splitmerge import improve
-    from omt.supervision import Supervision
-    from omt.sweeps import Data, start
+    from omt.fitting.iterate import State, batch
+    from omt.fitting.progress import Progress
+    from omt.fitting.splitmerge import improve
+    from omt.fitting.supervision import Supervision
+    from omt.fitting.sweeps import Data, start
 
     rng = np.random.default_rng(0)
     truth = np.repeat([0, 1, 2], 300)
@@ -339,7 +339,7 @@ def test_two_hundred_features_fit(random_mixture):
 
 def test_an_empty_component_is_placed_anew_and_then_given_up():
     from omt.families.base import Statistics
-    from omt.sweeps import Sweep, refill
+    from omt.fitting.sweeps import Sweep, refill
 
     family = Gaussian("full", shrinkage=0)
     second = np.array([[[100.0]], [[0.0]]])
@@ -363,8 +363,8 @@ def test_an_empty_component_is_placed_anew_and_then_given_up():
 
 def test_giving_up_a_component_warns():
     from omt.families import GaussianComponents
-    from omt.iterate import State
-    from omt.sweeps import Model
+    from omt.fitting.iterate import State
+    from omt.fitting.sweeps import Model
 
     g = GaussianComponents(np.zeros((2, 1)), "spherical", variances=np.ones(2))
     state = State.of(Model(np.full(2, 0.5), g), {})
@@ -422,7 +422,7 @@ def test_a_killed_fit_resumes_to_the_bits_of_an_uninterrupted_one(tmp_path):
         import os, signal, sys
         from pathlib import Path
         import numpy as np
-        from omt.em import fit_mixture
+        from omt.fitting.em import fit_mixture
 
         X, checkpoint, left = np.load(sys.argv[1] + "/x.npy"), Path(sys.argv[1]) / "state.npz", 1
 
@@ -469,7 +469,7 @@ def test_a_checkpoint_of_another_fit_is_refused(overlapping, tmp_path):
 
 
 def test_progress_goes_to_stderr_with_the_log_likelihood(overlapping, capsys, monkeypatch):
-    monkeypatch.setattr("omt.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("omt.fitting.progress._PATIENCE", 0.0)
     fit_mixture(overlapping, 3, progress=True)
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from omt import maps
 from omt.families import GaussianComponents
-from omt.maps import barycentric_map, carried_pairs, folded_maps, mode_map, sample_map
 from omt.mixture import Mixture
+from omt.pairs import maps
+from omt.pairs.maps import barycentric_map, carried_pairs, folded_maps, mode_map, sample_map
 
 
 def mixture(seed: int, K: int, d: int, covariance_type: str = "full", spread: float = 2.0) -> Mixture:

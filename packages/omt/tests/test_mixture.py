@@ -10,8 +10,8 @@ import pytest
 from scipy import integrate, special, stats
 from sklearn.mixture import GaussianMixture
 
-from omt.em import fit_mixture
 from omt.families import GaussianComponents
+from omt.fitting.em import fit_mixture
 from omt.mixture import Mixture
 
 

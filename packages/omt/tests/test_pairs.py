@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm
 
-from omt import pairs
-from omt.pairs import covariance_factors, diagonal_cost, diagonal_plans, gaussian_cost, gaussian_plans
+from omt.pairs import gaussian as pairs
+from omt.pairs.gaussian import covariance_factors, diagonal_cost, diagonal_plans, gaussian_cost, gaussian_plans
 
 
 def covariances(rng: np.random.Generator, n: int, d: int, floor: float = 0.1) -> np.ndarray:

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 from scipy.stats import multivariate_normal
 
-from omt import cellplan, plan
-from omt.cellplan import cell_laws
 from omt.datasets import known_map
 from omt.families import GaussianComponents
-from omt.marginals import fit_marginals
 from omt.mixture import Mixture
-from omt.plan import SamplePlan
+from omt.plans import cells as cellplan
+from omt.plans import sample as plan
+from omt.plans.cells import cell_laws
+from omt.plans.marginals import fit_marginals
+from omt.plans.sample import SamplePlan
 from omt.transport import transport
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from omt.cost import component_cost
+from omt.pairs.cost import component_cost
 from omt.solver import ConvergenceWarning, block_coordinate_descent, solve
 
 

@@ -142,7 +142,7 @@ def test_forbidden_transitions_carry_no_mass(pair):
 
 @pytest.mark.parametrize("kind", ["barycentric", "mode"])
 def test_map_is_that_of_the_coupling(pair, kind):
-    from omt import maps
+    from omt.pairs import maps
 
     P, Q = pair
     X = P.sample(50, np.random.default_rng(0))

@@ -17,10 +17,10 @@ from omt.transport import Transport, mw2, transport
 if TYPE_CHECKING:
     from omt import datasets, metrics, pl, tl
     from omt.chain import TransportChain
-    from omt.cost import component_cost
-    from omt.em import fit_mixture
+    from omt.fitting.em import fit_mixture
     from omt.mixture import Mixture
-    from omt.plan import SamplePlan
+    from omt.pairs.cost import component_cost
+    from omt.plans.sample import SamplePlan
 
 __all__ = [
     "Mixture",
@@ -41,10 +41,10 @@ __version__ = _distribution_version("omt")
 
 _HOME = {
     "Mixture": "omt.mixture",
-    "SamplePlan": "omt.plan",
+    "SamplePlan": "omt.plans.sample",
     "TransportChain": "omt.chain",
-    "component_cost": "omt.cost",
-    "fit_mixture": "omt.em",
+    "component_cost": "omt.pairs.cost",
+    "fit_mixture": "omt.fitting.em",
 }
 _SUBMODULES = frozenset({"datasets", "metrics", "pl", "tl"})
 

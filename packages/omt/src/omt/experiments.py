@@ -60,7 +60,7 @@ class KnownMapResult(NamedTuple):
 
 def known_map(n: int, *, seed: int, n_test: int = 2000) -> KnownMapResult:
     """Ten separated components in 20 dimensions, each moved by its own affine map; components are found, not given."""
-    from omt.em import fit_mixture
+    from omt.fitting.em import fit_mixture
     from omt.metrics import l2_uvp
     from omt.transport import transport
 
@@ -159,7 +159,7 @@ def branching(*, seed: int, tau: float = 1.0, growth_known: bool = False, n_cell
     has the true marginals.
     """
     from omt.chain import TransportChain
-    from omt.em import fit_mixture
+    from omt.fitting.em import fit_mixture
     from omt.transport import transport
 
     adata, truth = datasets.branching_process(n_cells, random_state=seed)
@@ -189,7 +189,7 @@ def branching(*, seed: int, tau: float = 1.0, growth_known: bool = False, n_cell
 def _between_labels(
     X: Array, x_labels: Sequence[str] | Array, Y: Array, y_labels: Sequence[str] | Array, tau: float
 ) -> Transport:
-    from omt.em import fit_mixture
+    from omt.fitting.em import fit_mixture
     from omt.transport import transport
 
     with warnings.catch_warnings():

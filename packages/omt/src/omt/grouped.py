@@ -148,7 +148,7 @@ class GroupedMixtures:
 
     def map_cells(self, X: ArrayLike, source: int, target: int, *, kind: str, random_state: int = 0) -> Array:
         """Map samples `[N, D]` of one group to another; see `omt.tl.map_to`."""
-        from omt import maps
+        from omt.pairs import maps
 
         if kind not in {"barycentric", "sample", "mode"}:
             raise ValueError(f"kind is {kind!r}, must be 'barycentric', 'sample' or 'mode'")

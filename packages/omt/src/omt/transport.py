@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import ArrayLike, NDArray
 
-    from omt.cost import CostName
     from omt.mixture import Mixture
-    from omt.plan import SamplePlan
+    from omt.pairs.cost import CostName
+    from omt.plans.sample import SamplePlan
     from omt.solver import Solution
 
 __all__ = ["Transport", "mw2", "transport"]
@@ -102,7 +102,7 @@ def transport(
     >>> result.map([[0.0]], kind="mode").round(6)
     array([[1.]])
     """
-    from omt.cost import component_cost, inner_epsilon
+    from omt.pairs.cost import component_cost, inner_epsilon
     from omt.solver import checked_tau, solve
 
     if not (np.isfinite(reg) and reg >= 0.0):
@@ -168,7 +168,7 @@ def mw2(P: Mixture, Q: Mixture) -> float:
     >>> round(omt.mw2(P, Q), 12)
     5.0
     """
-    from omt.cost import component_cost
+    from omt.pairs.cost import component_cost
     from omt.solver import solve
 
     return float(np.sqrt(max(solve(component_cost(P, Q), P.weights, Q.weights, lam=0.0).transport_cost, 0.0)))
@@ -369,7 +369,7 @@ class Transport:
         ValueError
             If the kind is unknown, or ``X`` does not fit the source.
         """
-        from omt.maps import barycentric_map, mode_map, sample_map
+        from omt.pairs.maps import barycentric_map, mode_map, sample_map
 
         if kind == "sample":
             generator = np.random.default_rng(rng)
@@ -417,10 +417,10 @@ class Transport:
         ValueError
             If samples or weights do not fit, or the resolution is unknown.
         """
-        from omt.cellplan import cell_laws
         from omt.coupling import coupling_for
-        from omt.plan import SamplePlan
-        from omt.planinput import checked_weights
+        from omt.plans.cells import cell_laws
+        from omt.plans.inputs import checked_weights
+        from omt.plans.sample import SamplePlan
 
         if resolution not in {"component", "cell"}:
             raise ValueError(f"resolution is {resolution!r}; it must be 'component' or 'cell'")

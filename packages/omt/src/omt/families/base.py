@@ -2,8 +2,8 @@
 
 A family is one file that provides two things: its *components* (K fitted distributions, stacked in arrays) and its
 *recipe* (which statistics to add up over the data, and how to turn their sums into components). The
-expectation-maximisation of :mod:`omt.em` and the :class:`omt.mixture.Mixture` know families only through the two
-protocols below.
+expectation-maximisation of :mod:`omt.fitting.em` and the :class:`omt.mixture.Mixture` know families only through the
+two protocols below.
 
 Letters: ``N`` samples, ``d`` features, ``K`` components, ``L`` components of another mixture, ``s`` sufficient
 statistics.

@@ -94,7 +94,7 @@ def fit_mixtures(
     >>> adata.obsm["X_omt_responsibilities"].shape
     (500, 6)
     """
-    from omt.em import fit_mixture
+    from omt.fitting.em import fit_mixture
 
     groups = group_cells(adata, groupby)
     if labels is not None and responsibilities is not None:

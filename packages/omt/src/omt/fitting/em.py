@@ -14,18 +14,18 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from omt.checkpoint import Checkpoint
 from omt.chunks import as_source, require_finite
 from omt.families import Gaussian
 from omt.families.base import Family, FloatArray
 from omt.families.gaussian import CovarianceType
-from omt.iterate import State, batch, stepwise
+from omt.fitting.checkpoint import Checkpoint
+from omt.fitting.iterate import State, batch, stepwise
+from omt.fitting.progress import Progress
+from omt.fitting.starts import first_model
+from omt.fitting.supervision import Supervision, from_labels, from_responsibilities
+from omt.fitting.sweeps import Data, Model, evidence, maximise, sweep
 from omt.mixture import Mixture
-from omt.progress import Progress
 from omt.report import FitReport
-from omt.starts import first_model
-from omt.supervision import Supervision, from_labels, from_responsibilities
-from omt.sweeps import Data, Model, evidence, maximise, sweep
 
 # Largest number of samples that batch EM sweeps over until it converges.
 _BATCH_LIMIT = 50_000

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omt.chunks import require_finite
-from omt.cost import gaussian_pair, inner_epsilon
 from omt.families.base import FloatArray
-from omt.maps import carried_pairs, iterate_plans
-from omt.pairs import quadratic_form
+from omt.pairs.cost import gaussian_pair, inner_epsilon
+from omt.pairs.gaussian import quadratic_form
+from omt.pairs.maps import carried_pairs, iterate_plans
 
 if TYPE_CHECKING:
     from omt.mixture import Mixture
@@ -67,7 +67,7 @@ class CellLaws:
 
 
 def cell_laws(X: Any, Y: Any, P: Mixture, Q: Mixture, *, epsilon: float | None = None, sweeps: int = 5) -> CellLaws:
-    """Check samples and temperature for a fine :class:`omt.plan.SamplePlan`.
+    """Check samples and temperature for a fine :class:`omt.plans.sample.SamplePlan`.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ Letters: ``N``/``M`` source/target samples, ``K``/``L`` components, ``c`` column
 With responsibilities ``R``, ``S``, sample weights ``μ``, ``ν`` and the empirical component weights ``a = Rᵀμ``, ``b
 = Sᵀν``, the coarse plan is ``Γ = diag(μ) R diag(1/a) W diag(1/b) Sᵀ diag(ν)``: mass that leaves a sample spreads
 over its components, crosses by ``W``, and falls on all samples of a target component alike. It has rank ``min(K,
-L)`` and is never formed. The fine plan (:mod:`omt.cellplan`) lets mass inside a pair of components follow the inner
+L)`` and is never formed. The fine plan (:mod:`omt.plans.cells`) lets mass inside a pair of components follow the inner
 plan.
 
 In a balanced plan ``Γ 1 = μ`` and ``Γᵀ 1 = ν``. In an unbalanced one ``W 1 ≠ a``, ``Wᵀ 1 ≠ b``, and ``Γ`` keeps
@@ -26,10 +26,10 @@ from numpy.typing import ArrayLike
 from scipy import sparse
 from scipy.sparse.linalg import LinearOperator
 
-from omt.cellplan import CellLaws, CellTiles
 from omt.families.base import FloatArray
-from omt.marginals import fit_marginals, inverse_weights
-from omt.planinput import checked_responsibilities, checked_vectors, checked_weights, one_hot
+from omt.plans.cells import CellLaws, CellTiles
+from omt.plans.inputs import checked_responsibilities, checked_vectors, checked_weights, one_hot
+from omt.plans.marginals import fit_marginals, inverse_weights
 
 __all__ = ["LowRankFactors", "MarginalError", "SamplePlan", "SparsePlan"]
 
@@ -80,13 +80,13 @@ class SamplePlan:
     W : array [K, L]
         Coupling of the components. Where ``balanced``, its marginals must be the empirical component weights
         ``Rᵀμ`` and ``Sᵀν`` (within 1e-6); what a solver left open is then closed, see
-        :func:`omt.marginals.fit_marginals`.
+        :func:`omt.plans.marginals.fit_marginals`.
     mu, nu : array [N], [M], optional
         Sample weights ≥ 0; equal weights that sum to one if not given.
     balanced : bool
         Whether ``W`` is meant to have the marginals above.
     cells : CellLaws, optional
-        Samples and mixtures (:func:`omt.cellplan.cell_laws`); with them the plan is resolved to cells inside each
+        Samples and mixtures (:func:`omt.plans.cells.cell_laws`); with them the plan is resolved to cells inside each
         pair of components, without them to components.
 
     Raises

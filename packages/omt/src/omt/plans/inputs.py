@@ -1,4 +1,4 @@
-"""Checks of what a user gives to a :class:`omt.plan.SamplePlan`, each with a sentence that says what to do."""
+"""Checks of what a user gives to a :class:`omt.plans.sample.SamplePlan`, each with a sentence that says what to do."""
 
 from __future__ import annotations
 

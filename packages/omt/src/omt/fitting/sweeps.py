@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from omt.chunks import Source
 from omt.families.base import Components, Family, FloatArray, Prior, Statistics
-from omt.supervision import Rows, Supervision
+from omt.fitting.supervision import Rows, Supervision
 
 # Samples that each chunk offers as places for an empty component.
 CANDIDATES = 8

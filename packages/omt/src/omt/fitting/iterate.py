@@ -12,11 +12,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from omt.checkpoint import Checkpoint
 from omt.families.base import Family, Prior, Statistics
+from omt.fitting.checkpoint import Checkpoint
+from omt.fitting.progress import Progress
+from omt.fitting.sweeps import ATTEMPTS, CANDIDATES, Data, Model, Sweep, expectation, maximise, refill, sweep
 from omt.mixture import components_of
-from omt.progress import Progress
-from omt.sweeps import ATTEMPTS, CANDIDATES, Data, Model, Sweep, expectation, maximise, refill, sweep
 
 # Step sizes of stepwise EM: η_t = (t + t₀)^−κ.
 _STEP_OFFSET = 8

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from omt.chunks import as_source
 from omt.families.base import Family
-from omt.iterate import State, batch
-from omt.progress import Progress
-from omt.seeding import kmeans_labels
-from omt.supervision import Supervision
-from omt.sweeps import Data, Model, evidence, maximise, start, sweep
+from omt.fitting.iterate import State, batch
+from omt.fitting.progress import Progress
+from omt.fitting.seeding import kmeans_labels
+from omt.fitting.supervision import Supervision
+from omt.fitting.sweeps import Data, Model, evidence, maximise, start, sweep
 
 # Most rounds of moves, EM iterations after a round, and EM iterations of one component's trial split.
 _ROUNDS = 8

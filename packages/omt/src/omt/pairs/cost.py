@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 
-from omt.divergences import diagonal_bhattacharyya, gaussian_bhattacharyya, squared_hellinger
 from omt.families.base import FloatArray
 from omt.families.gaussian import GaussianComponents
-from omt.pairs import diagonal_cost, gaussian_cost
+from omt.pairs.divergences import diagonal_bhattacharyya, gaussian_bhattacharyya, squared_hellinger
+from omt.pairs.gaussian import diagonal_cost, gaussian_cost
 
 if TYPE_CHECKING:
     from omt.mixture import Mixture

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from omt.chunks import Source, as_source
 from omt.families.base import Family
-from omt.iterate import State, batch
-from omt.progress import Progress
-from omt.seeding import kmeans_labels
-from omt.splitmerge import improve
-from omt.supervision import Supervision
-from omt.sweeps import Data, start, sweep
+from omt.fitting.iterate import State, batch
+from omt.fitting.progress import Progress
+from omt.fitting.seeding import kmeans_labels
+from omt.fitting.splitmerge import improve
+from omt.fitting.supervision import Supervision
+from omt.fitting.sweeps import Data, start, sweep
 
 # Samples on which starts are tried and a large fit is warmed up.
 _SUBSAMPLE = 20_000

@@ -3,7 +3,7 @@ r"""Maps of points from a source mixture to a target mixture, out of sample.
 Letters: ``N`` points, ``d`` features, ``K``/``L`` source/target components, ``n`` pairs. A point ``x`` belongs to
 source component ``k`` with probability ``r_k(x)``; the coupling ``W`` sends component ``k`` to ``l`` with
 probability ``W_kl / W_k·``; inside the pair the inner plan gives ``y | x ~ N(m'_l + T_kl (x − m_k), Cov_kl)``
-(:mod:`omt.pairs`).
+(:mod:`omt.pairs.gaussian`).
 
 In an unbalanced coupling, mass is created or lost: ``W_k· ≠ a_k``. A map moves only what is transported, so a point
 then belongs to component ``k`` with probability proportional to ``r_k(x) W_k· / a_k``.
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omt.chunks import require_finite
-from omt.cost import axis_aligned, distinct_covariances, gaussian_pair
 from omt.families.base import FloatArray
-from omt.pairs import InnerPlans, covariance_factors, diagonal_plans, gaussian_plans
+from omt.pairs.cost import axis_aligned, distinct_covariances, gaussian_pair
+from omt.pairs.gaussian import InnerPlans, covariance_factors, diagonal_plans, gaussian_plans
 
 if TYPE_CHECKING:
     from omt.mixture import Mixture

@@ -1,0 +1,1 @@
+"""What happens inside one pair of components: its cost, its map, and the tables of both over all pairs."""
