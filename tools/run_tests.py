@@ -34,7 +34,8 @@ def plan_runs(members: list[Member], *, integration: bool, coverage: bool, slow:
     for member in members:
         measure = (f"--cov={member.package}", "--cov-report=") if coverage else ()
         data = f".coverage.{member.name}" if coverage else None
-        runs.append(Run(member.name, (f"{member.path}/tests", *common, *measure), data))
+        documented = () if slow else (f"{member.path}/src", "--doctest-modules")
+        runs.append(Run(member.name, (f"{member.path}/tests", *documented, *common, *measure), data))
     if integration:
         runs.append(Run("integration", ("integration_tests", *common)))
     return runs
