@@ -15,6 +15,8 @@ from torch import Tensor
 from shared_core.routing import Routing
 
 _TINY = torch.finfo(torch.float32).tiny
+# Less noise is none: a logit over it, squared, must stay a float32.
+_LEAST_STD = 1e-9
 
 
 def load_balance_loss(
@@ -178,7 +180,7 @@ def noisy_load_loss(routing: Routing, mean: Tensor, std: Tensor) -> Tensor:
     Returns
     -------
     Tensor
-        Scalar; 0 if k = E.
+        Scalar; 0 if k = E. Unavailable experts (logit ``-inf``) have chance 0.
 
     Raises
     ------
@@ -214,7 +216,10 @@ def noisy_load_loss(routing: Routing, mean: Tensor, std: Tensor) -> Tensor:
     best = routing.logits.topk(k + 1, dim=-1).values
     inside, outside = best[:, k:], best[:, k - 1 : k]  # k-th largest of the others, for those in and not in the top k
     threshold = torch.where(routing.logits > inside, inside, outside)
-    chance = torch.special.ndtr((mean - threshold) / std)
+    # Without a competitor an expert is in for certain. Both are kept out of the quotient, whose gradient would be NaN.
+    certain, unavailable = threshold.isneginf(), routing.logits.isneginf()
+    distance = (mean - threshold.masked_fill(certain, 0.0)) / std.clamp(min=_LEAST_STD)
+    chance = torch.special.ndtr(distance).masked_fill(certain, 1.0).masked_fill(unavailable, 0.0)
     if routing.mask is not None:
         chance = chance.masked_fill(~routing.mask.unsqueeze(-1), 0.0)
     return _squared_cv(chance.sum(0))

@@ -5,6 +5,7 @@ Dimension letters: E experts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -82,8 +83,8 @@ class BiasBalancer(nn.Module):
         super().__init__()
         if num_experts < 1:
             raise ValueError(f"num_experts must be at least 1, got {num_experts}")
-        if not update_rate > 0:
-            raise ValueError(f"update_rate must be positive, got {update_rate}")
+        if not 0 < update_rate < math.inf:
+            raise ValueError(f"update_rate must be positive and finite, got {update_rate}")
         if rule not in {"sign", "proportional"}:
             raise ValueError(f"rule must be 'sign' or 'proportional', got {rule!r}")
         self.num_experts, self.update_rate = num_experts, update_rate
@@ -93,7 +94,15 @@ class BiasBalancer(nn.Module):
 
     @torch.no_grad()
     def observe(self, routing: Routing) -> None:
-        """Add the assignments of a routing to the counts, in training mode only."""
+        """Add the assignments of a routing to the counts, in training mode only.
+
+        Raises
+        ------
+        ValueError
+            If the routing is over another number of experts.
+        """
+        if routing.num_experts != self.num_experts:
+            raise ValueError(f"the balancer is for {self.num_experts} experts, the routing for {routing.num_experts}")
         if self.training:
             self.tokens_per_expert += routing.counts()
 
@@ -113,13 +122,14 @@ class BiasBalancer(nn.Module):
         counts = self.tokens_per_expert
         if group is not None:
             dist.all_reduce(counts, group=group)
-        load = counts.to(torch.float32)
-        mean = load.mean()
-        step = (mean - load).sign() if self.rule == "sign" else (mean - load) / mean.clamp(min=1e-30)
+        # E (mean - c) in integers: float32 holds large counts inexactly, and would move experts that are at the mean.
+        total = counts.sum()
+        lack = total - self.num_experts * counts
+        step = lack.sign() if self.rule == "sign" else lack / total.clamp(min=1)
         moved = self.expert_bias + self.update_rate * step
         if self.centered:
             moved = moved - moved.mean()
-        self.expert_bias.copy_(torch.where(mean > 0, moved, self.expert_bias))
+        self.expert_bias.copy_(torch.where(total > 0, moved, self.expert_bias))
         counts.zero_()
 
     @staticmethod

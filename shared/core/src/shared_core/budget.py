@@ -180,7 +180,12 @@ def _parse(costs: Any, values: Any, mask: Any) -> Choices:
         raise ValueError(f"group {i} has {sizes[i]} costs but {value_sizes[i]} values")
     group = np.repeat(np.arange(len(sizes)), sizes)
     index = np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    cost = np.concatenate([*cost_rows, np.empty(0, np.int64)]) if len(cost_rows) else np.empty(0)
+    cost = np.concatenate(cost_rows) if len(cost_rows) else np.empty(0)
+    whole = cost
+    if cost.dtype.kind == "f" and any(row.dtype.kind in "iu" for row in cost_rows):
+        # A group of floats made floats of all groups, which hold integers beyond 2**53 inexactly.
+        with np.errstate(invalid="ignore"):
+            whole = np.concatenate([row.astype(np.int64) for row in cost_rows])
     value = np.concatenate([*value_rows, np.empty(0)]) if len(value_rows) else np.empty(0)
     for name, column in (("costs", cost), ("values", value)):
         if column.dtype.kind not in "biuf":
@@ -193,7 +198,7 @@ def _parse(costs: Any, values: Any, mask: Any) -> Choices:
         if shown.ndim != 2 or shown.shape[0] != len(sizes) or (sizes != shown.shape[1]).any():
             raise ValueError(f"mask {list(shown.shape)} must have the shape [n, m] of costs and values")
         keep = shown.ravel()
-        group, index, cost, value = group[keep], index[keep], cost[keep], value[keep]
+        group, index, cost, whole, value = group[keep], index[keep], cost[keep], whole[keep], value[keep]
         sizes = shown.sum(1)
     if (sizes == 0).any():
         raise ValueError(f"group {int(np.flatnonzero(sizes == 0)[0])} is empty: it has no choice to pick")
@@ -210,7 +215,7 @@ def _parse(costs: Any, values: Any, mask: Any) -> Choices:
         raise ValueError("values add up to more than a float can hold: divide them by a common unit")
     if float(np.sum(cost, dtype=np.float64)) >= _MOST_COST:
         raise ValueError("costs add up to more than 2**62: divide them and the budget by a common unit")
-    return Choices(group, cost.astype(np.int64), value.astype(np.float64), index)
+    return Choices(group, whole.astype(np.int64), value.astype(np.float64), index)
 
 
 def _rows(table: Any, name: str) -> list[NDArray[Any]]:
@@ -219,6 +224,8 @@ def _rows(table: Any, name: str) -> list[NDArray[Any]]:
         if table.ndim != 2:
             raise ValueError(f"{name} must have shape [n, m] or be a list of arrays, not {list(table.shape)}")
         return list(table)
+    if np.isscalar(table):
+        raise ValueError(f"{name} must be one array per group, not {table!r}")
     rows = [np.asarray(row) for row in table]
     for i, row in enumerate(rows):
         if row.ndim != 1:
@@ -229,7 +236,13 @@ def _rows(table: Any, name: str) -> list[NDArray[Any]]:
 
 def _parse_budget(budget: float, base: int, choices: Choices) -> int:
     """Give the budget as an integer that leaves room for the cheapest choices and is not larger than ever needed."""
-    if math.isnan(budget):
+    try:
+        nan = math.isnan(budget)
+    except OverflowError:  # an int that no float can hold
+        nan = False
+    except TypeError:
+        raise TypeError(f"budget must be a number, not {type(budget).__name__}") from None
+    if nan:
         raise ValueError("budget is NaN")
     if budget < base:
         raise InfeasibleBudgetError(

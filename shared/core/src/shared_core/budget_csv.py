@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from pathlib import Path
 
 from shared_core.files import atomic_write
 
 COLUMNS = ("group", "choice", "cost", "value")
+_SHOWN = 40  # characters of a field in a message
 Row = tuple[str, str, int, float]
 
 
@@ -27,13 +29,17 @@ def read_problem(path: Path) -> list[Row]:
     rows: list[Row] = []
     seen: dict[tuple[str, str], int] = {}
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        # Decoded at once: a decoder that reads on as it goes would count bytes from where it last stopped.
+        with io.StringIO(path.read_bytes().decode().removeprefix("\ufeff"), newline="") as file:
             reader = csv.reader(file, strict=True)
             header = [name.strip() for name in next(reader, [])]
             missing = [name for name in COLUMNS if name not in header]
             if missing:
                 names = ", ".join(map(repr, missing))
                 raise ValueError(f"{path} has no column {names}; its columns are: {', '.join(header) or 'none'}")
+            twice = [name for name in COLUMNS if header.count(name) > 1]
+            if twice:
+                raise ValueError(f"{path} has more than one column {', '.join(map(repr, twice))}")
             at = [header.index(name) for name in COLUMNS]
             for fields in reader:
                 line = reader.line_num
@@ -60,22 +66,33 @@ def read_problem(path: Path) -> list[Row]:
 
 def _cost(text: str, path: Path, line: int) -> int:
     try:
-        cost = int(text)
+        cost = int(_number(text))
     except ValueError:
         cost = -1
     if not 0 <= cost < 2**62:
-        raise ValueError(f"{path}, line {line}, column cost: {text!r} is not a whole number >= 0")
+        raise ValueError(f"{path}, line {line}, column cost: {_short(text)} is not a whole number >= 0")
     return cost
 
 
 def _value(text: str, path: Path, line: int) -> float:
     try:
-        value = float(text)
+        value = float(_number(text))
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{path}, line {line}, column value: {text!r} is not a finite number")
+        raise ValueError(f"{path}, line {line}, column value: {_short(text)} is not a finite number")
     return value
+
+
+def _number(text: str) -> str:
+    """Refuse ``1_0``, which Python reads as 10 and a table hardly means so."""
+    if "_" in text:
+        raise ValueError
+    return text
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
 def write_choice(path: Path, chosen: list[Row]) -> None:

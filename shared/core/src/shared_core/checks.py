@@ -31,6 +31,20 @@ def may_check_values(tensor: Tensor) -> bool:
     )
 
 
+def check_tensor(name: str, value: object) -> None:
+    """Raise unless ``value`` is a tensor; arrays and lists are not converted, since they carry no gradient."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+
+
+def check_num_experts(num_experts: int) -> None:
+    """Raise unless ``num_experts`` is a positive int."""
+    if isinstance(num_experts, bool) or not isinstance(num_experts, int | torch.SymInt):
+        raise TypeError(f"num_experts must be an int, got {type(num_experts).__name__}")
+    if num_experts < 1:
+        raise ValueError(f"num_experts must be at least 1, got {num_experts}")
+
+
 def check_top_k(top_k: int, num_experts: int) -> None:
     """Raise unless 1 <= top_k <= num_experts."""
     if isinstance(top_k, bool) or not isinstance(top_k, int):
@@ -43,6 +57,7 @@ def check_top_k(top_k: int, num_experts: int) -> None:
 
 def check_logits(logits: Tensor, num_experts: int | None = None) -> None:
     """Raise unless ``logits`` are floating point ``[..., E]`` with at least one expert."""
+    check_tensor("logits", logits)
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating point, got {logits.dtype}")
     if logits.ndim == 0 or logits.shape[-1] == 0:
@@ -53,13 +68,14 @@ def check_logits(logits: Tensor, num_experts: int | None = None) -> None:
 
 def check_indices(indices: Tensor, num_experts: int) -> None:
     """Raise unless ``indices`` are ``[R, k]`` integers in 0 .. E."""
+    check_tensor("indices", indices)
     if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
         raise TypeError(f"indices must be integers, got {indices.dtype}")
     if indices.ndim != 2:
         raise ValueError(f"indices must have shape [R, k], got {list(indices.shape)}")
     if indices.numel() == 0 or not may_check_values(indices):
         return
-    low, high = (int(bound) for bound in indices.aminmax())
+    low, high = (int(bound) for bound in indices.long().aminmax())  # unsigned integers have no aminmax of their own
     if low < 0 or high > num_experts:
         raise ValueError(
             f"indices must lie in 0..{num_experts} ({num_experts} means no expert), got values from {low} to {high}"
@@ -68,6 +84,7 @@ def check_indices(indices: Tensor, num_experts: int) -> None:
 
 def flat_mask(mask: Tensor, leading: torch.Size) -> Tensor:
     """``mask`` as ``[R]`` bool; its shape is the leading shape of the logits, or ``[R]`` already."""
+    check_tensor("mask", mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be bool (True for rows that take part), got {mask.dtype}")
     if mask.shape != leading and mask.shape != (leading.numel(),):
@@ -86,6 +103,7 @@ def rows_of_experts(name: str, values: Tensor, shape: torch.Size) -> Tensor:
     Tensor
         ``values``, reshaped from ``[R, E]`` to the shape of the logits where these have more leading dimensions.
     """
+    check_tensor(name, values)
     if values.ndim == 0 or values.shape[-1] != shape[-1]:
         raise ValueError(
             f"the last size of {name} must be the number of experts, {shape[-1]}; got shape {list(values.shape)}"

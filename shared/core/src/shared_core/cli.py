@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -90,7 +91,9 @@ def load(
         int, typer.Option(help="With --balance: bias updates, of 1024 random tokens each.", min=1)
     ] = 400,
     update_rate: Annotated[float, typer.Option(help="With --balance: size of a bias step.")] = 0.002,
-    seed: Annotated[int, typer.Option(help="Of the random gate and of the tokens drawn by --balance.", min=0)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the random gate and of the tokens drawn by --balance.", min=0, max=2**63 - 1)
+    ] = 0,
     plot: Annotated[
         Path | None,
         typer.Option(help="Draw the loads to this picture; with --balance, those after balancing.", show_default=False),
@@ -153,7 +156,7 @@ def bench(
     ] = "auto",
     threads: Annotated[int, typer.Option(help="Threads of torch. One: CPU time counts; more: wall time.", min=1)] = 1,
     seconds: Annotated[float, typer.Option(help="To spend on a case, about.", min=0.0)] = 2.0,
-    seed: Annotated[int, typer.Option(help="Of weights, inputs and routings.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of weights, inputs and routings.", min=0, max=2**63 - 1)] = 0,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Append rows to this JSON file.", show_default=False)
     ] = None,
@@ -251,8 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         _fail(error.format_message())
     except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", code=1)
-    except OSError as error:
-        _fail(str(error), code=1)
+    except (OSError, MemoryError) as error:
+        _fail(str(error) or "out of memory", code=1)
     sys.exit(code or 0)
 
 
@@ -290,6 +293,8 @@ def _print(table: Table, width: int | None = None) -> None:
     """Print a table; `width` is that of files and pipes, where rich would assume 80 columns."""
     from rich.console import Console
 
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names that the terminal's encoding lacks
     console = Console()
     (console if console.is_terminal or width is None else Console(width=width)).print(table)
 

@@ -99,6 +99,8 @@ def load_stats(counts: ArrayLike) -> LoadStats:
         raise ValueError(f"counts must be finite and not negative, but counts{where} is {loads[tuple(where)]}")
 
     E = c.shape[-1]
+    if c.size:
+        c = c / np.maximum(c.max(-1, keepdims=True), np.finfo(np.float64).tiny)  # their sum may exceed a float
     total = c.sum(-1)
     # NaN, not a warning, where nothing was assigned.
     share = c / np.where(total > 0, total, np.nan)[..., None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared_core.assignment import soft_assign
-from shared_core.files import read_arrays
+from shared_core.files import array_names, read_arrays
 from shared_core.traces import RoutingTrace
 
 # torch and rich are imported where they are used: they are extras.
@@ -19,17 +18,7 @@ from shared_core.traces import RoutingTrace
 
 def holds_states(files: list[Path]) -> bool:
     """Whether the input is token states; otherwise it is routing traces."""
-
-    def names(path: Path) -> list[str]:
-        if not path.is_file():
-            raise FileNotFoundError(f"no such file: {path}")
-        try:
-            with zipfile.ZipFile(path) as archive:
-                return archive.namelist()
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"{path} is not an .npz file: {error}") from error
-
-    kinds = ["hidden.npy" in names(path) for path in files]
+    kinds = ["hidden" in array_names(path, kind=".npz file") for path in files]
     if any(kinds) and len(files) > 1:
         raise ValueError("token states are read from one file; several files must all be routing traces")
     return kinds[0]
@@ -70,8 +59,10 @@ def loads_of_states(
     """
     if experts is None or top_k is None:
         raise ValueError("token states need --experts and --top-k, for example --experts 64 --top-k 8")
-    if not 1 <= top_k <= experts:
-        raise ValueError(f"top_k={top_k} exceeds num_experts={experts}" if top_k > 0 else f"top_k={top_k} must be >= 1")
+    if experts < 1 or top_k < 1:
+        raise ValueError(f"--experts and --top-k must be at least 1, got {experts} and {top_k}")
+    if top_k > experts:
+        raise ValueError(f"top_k={top_k} exceeds num_experts={experts}")
     hidden = read_arrays(path, {"hidden": (-1, "f")}, kind="file of token states")["hidden"]
     if hidden.ndim < 2 or not hidden.size:
         raise ValueError(f"hidden in {path} must have shape [..., H] with at least one token, not {list(hidden.shape)}")

@@ -8,7 +8,8 @@ consecutive rows of ``A`` and columns of ``B``), which makes any mixture of them
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 import torch
@@ -58,7 +59,9 @@ class LoRAExperts(nn.Module):
     Raises
     ------
     ValueError
-        For ranks, sizes or a dropout out of range.
+        For ranks, sizes, a scaling or a dropout out of range.
+    TypeError
+        For ranks that are no integers.
 
     References
     ----------
@@ -102,6 +105,8 @@ class LoRAExperts(nn.Module):
                 raise ValueError(f"{name} must be at least 1, got {size}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        if not math.isfinite(alpha):
+            raise ValueError(f"alpha must be finite, got {alpha}")
         self.in_features = in_features
         self.out_features = out_features
         self.num_experts = num_experts
@@ -130,7 +135,8 @@ class LoRAExperts(nn.Module):
         x : Tensor ``[..., D]``
             Rows; the leading shape flattens to ``R``.
         routing : Routing
-            Of ``R`` rows over ``E`` experts. Sentinels contribute nothing.
+            Of ``R`` rows over ``E`` experts. Sentinels contribute nothing, and rows that its mask leaves out may hold
+            anything, NaN too.
 
         Returns
         -------
@@ -151,6 +157,8 @@ class LoRAExperts(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x_RD, lora_A, lora_B = x_RD.to(dtype), lora_A.to(dtype), lora_B.to(dtype)
+        if routing.mask is not None:  # padding may hold NaN, which weights of 0 would not remove
+            x_RD = x_RD.masked_fill(~routing.mask[:, None], 0.0)
         if self.dropout:
             x_RD = nn.functional.dropout(x_RD, self.dropout, self.training)
         if self._runs_sparse(x.device.type, rows, routing.indices.shape[-1]):
@@ -227,7 +235,12 @@ class LoRAExperts(nn.Module):
 
 
 def _check_ranks(rank: int | Sequence[int], num_experts: int) -> tuple[int, ...]:
-    ranks = (rank,) * num_experts if isinstance(rank, int) else tuple(int(r) for r in rank)
+    try:
+        ranks = (
+            tuple(map(operator.index, rank)) if isinstance(rank, Iterable) else (operator.index(rank),) * num_experts
+        )
+    except TypeError:
+        raise TypeError(f"rank must be an int or one int per expert, got {rank!r}") from None
     if len(ranks) != num_experts:
         raise ValueError(f"rank has {len(ranks)} entries for num_experts={num_experts}")
     if min(ranks) < 0 or max(ranks) == 0:

@@ -52,6 +52,8 @@ def expert_load(counts_by_layer: ArrayLike, ax: Axes | None = None) -> Axes:
 
     stats = load_stats(counts_by_layer)
     counts = np.atleast_2d(stats.counts)
+    if not counts.size:
+        raise ValueError("counts_by_layer has no layers to draw")
     layers, experts = counts.shape
     mean = counts.mean(1, keepdims=True)
     # A layer without any assignment is shown as empty, not as NaN.

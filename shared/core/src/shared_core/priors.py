@@ -46,7 +46,8 @@ def mix_prior(
     -------
     Tensor
         ``[..., E]``, float32 (float64 for float64). With ``strength=0`` the product is ``logits`` itself and the
-        mixture their log-softmax.
+        mixture their log-softmax. A row without any available expert counts as softmax 0: the mixture gives it the
+        prior alone.
 
     Raises
     ------
@@ -81,7 +82,8 @@ def mix_prior(
     z = _wide(logits)
     if mode == "product":
         return logits if strength == 0.0 else z + strength * prior.to(z.dtype).clamp(min=floor).log()
-    log_p = z.log_softmax(-1)
+    nobody = z.detach().isneginf().all(-1, keepdim=True)  # scores 0, as in route, where the softmax is NaN
+    log_p = z.masked_fill(nobody, 0.0).log_softmax(-1).masked_fill(nobody, -math.inf)
     if strength == 0.0:
         return log_p
     log_prior = prior.to(z.dtype).log() + math.log(strength)

@@ -62,7 +62,7 @@ def top_indices(values: Tensor, k: int) -> Tensor:
         return values.sort(dim=-1, descending=True, stable=True).indices[..., :k]
     values = values.float()
     if eager_cpu(values) and (values.numel() < _LARGE or torch.get_num_threads() < _MANY_THREADS):
-        rows = values.reshape(-1, values.shape[-1]).numpy()
+        rows = values.reshape(values.shape[:-1].numel(), values.shape[-1]).numpy()
         return torch.from_numpy(_rank_rows(rows, k)).view(*values.shape[:-1], k)
     best_keys = _unique_keys(values).topk(k, dim=-1).values
     return values.shape[-1] - 1 - (best_keys & _INDEX_BITS)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
-from shared_core.checks import check_indices
+from shared_core.checks import check_indices, check_num_experts, check_tensor, may_check_values
 from shared_core.dispatch import DispatchPlan, sort_assignments
 
 _FIELDS = ("indices", "weights", "logits", "scores", "mask")
@@ -84,9 +84,9 @@ class Routing:
         Raises
         ------
         TypeError
-            If ``indices`` are not integers or ``weights`` not floating point.
+            If ``indices`` are not integers, ``weights`` not floating point, or ``num_experts`` is no int.
         ValueError
-            If the shapes differ or are not ``[R, k]``, or if an index is outside 0 .. E (looked at on the CPU; on an
+            If the shapes differ or are not ``[R, k]``, ``num_experts`` is not positive, or if an index is outside 0 .. E (looked at on the CPU; on an
             accelerator, where it would cost a synchronisation, only with ``SHARED_CORE_CHECKS=1``).
 
         Examples
@@ -95,7 +95,9 @@ class Routing:
         >>> Routing.from_topk(torch.tensor([[1], [0]]), torch.ones(2, 1), num_experts=2).counts()
         tensor([1, 1])
         """
+        check_num_experts(num_experts)
         check_indices(indices, num_experts)
+        check_tensor("weights", weights)
         if not weights.is_floating_point():
             raise TypeError(f"weights must be floating point, got {weights.dtype}")
         if weights.shape != indices.shape:
@@ -141,8 +143,10 @@ class Routing:
 
         Raises
         ------
+        TypeError
+            If ``repeats`` is neither an int nor a tensor.
         ValueError
-            If ``repeats`` is negative or is a tensor of another shape than ``[R]``.
+            If ``repeats`` is negative (of a tensor: looked at on the CPU) or is a tensor of another shape than ``[R]``.
 
         Examples
         --------
@@ -152,11 +156,15 @@ class Routing:
         tensor([1, 1, 0, 0])
         """
         if isinstance(repeats, Tensor):
-            if repeats.shape != (self.num_rows,) or repeats.is_floating_point():
+            if repeats.shape != (self.num_rows,) or repeats.is_floating_point() or repeats.dtype == torch.bool:
                 raise ValueError(
                     f"repeats must be an int or an integer tensor [R] = [{self.num_rows}], "
                     f"got {repeats.dtype} of shape {list(repeats.shape)}"
                 )
+            if repeats.numel() and may_check_values(repeats) and int(repeats.min()) < 0:
+                raise ValueError(f"repeats must not be negative, got {int(repeats.min())}")
+        elif isinstance(repeats, bool) or not isinstance(repeats, int | torch.SymInt):
+            raise TypeError(f"repeats must be an int or an integer tensor, got {type(repeats).__name__}")
         elif repeats < 0:
             raise ValueError(f"repeats must not be negative, got {repeats}")
         return self._map(lambda field: field.repeat_interleave(repeats, dim=0))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shared_core.routing import Routing
+from shared_core.selection import CAPACITY_ROUNDING
 
 
 def capacity(
@@ -67,7 +68,7 @@ def capacity(
     order = order[experts[order].sort(stable=True).indices]  # by expert, then by priority
     counts = routing.counts()
     total = counts.sum()
-    limit = (total.double() * capacity_factor / routing.num_experts).ceil()
+    limit = (total.double() * capacity_factor / routing.num_experts * (1.0 - CAPACITY_ROUNDING)).ceil()
     first = torch.cat([counts.new_zeros(1), counts.cumsum(0)])  # where each expert's block starts, the sentinel's too
     rank = torch.arange(experts.numel(), device=experts.device) - first[experts[order]]
     over = torch.zeros_like(experts, dtype=torch.bool).scatter(0, order, rank >= limit)

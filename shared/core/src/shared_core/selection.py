@@ -20,7 +20,15 @@ from torch import Tensor, nn
 
 from shared_core.ranking import top_indices
 
+# 100 assignments to 10 experts at a capacity factor of 1.1 make 11 places, but 11.000000000000002 in floating point.
+CAPACITY_ROUNDING = 1e-12
+
 Selection: TypeAlias = Callable[[Tensor, int], Tensor]
+
+
+def places(wanted: float, most: int) -> int:
+    """``ceil(wanted)``, at most ``most``; a whole number stays one although rounding put it a little higher."""
+    return most if wanted >= most else math.ceil(wanted * (1.0 - CAPACITY_ROUNDING))
 
 
 @dataclass(frozen=True)
@@ -243,7 +251,7 @@ class ExpertChoice:
     def __call__(self, q: Tensor, k: int) -> Tensor:
         """Indices ``[R, K]``."""
         rows, experts = q.shape
-        share = min(rows, math.ceil(rows * k / experts * self.capacity_factor))
+        share = places(rows * k / experts * self.capacity_factor, rows)
         taken = top_indices(q.t(), share)  # [E, C] rows
         chosen = torch.zeros_like(q, dtype=torch.bool).t().scatter(1, taken, True).t()
         chosen = chosen & ~q.isneginf()

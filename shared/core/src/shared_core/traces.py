@@ -6,6 +6,7 @@ Letters: ``R`` rows, ``k`` chosen experts a row, ``E`` experts. Index ``E`` is t
 from __future__ import annotations
 
 import json
+import operator
 import os
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from shared_core.files import atomic_write, read_arrays
 
 _FORMAT = 1
+# Counts hold one number an expert, so a file of a few bytes must not be able to ask for gigabytes of them.
+_MOST_EXPERTS = 2**24
 _MEMBERS = {"format": (0, "iu"), "indices": (2, "iu"), "weights": (2, "f"), "num_experts": (0, "iu"), "meta": (0, "U")}
 
 
@@ -37,9 +40,9 @@ class RoutingTrace:
     Raises
     ------
     ValueError
-        If shapes differ, an index lies outside ``0..E``, or `num_experts` is not positive.
+        If shapes differ, an index lies outside ``0..E``, or `num_experts` is not in 1..2²⁴.
     TypeError
-        If indices are not integers, weights not real numbers, or `meta` cannot be written as JSON.
+        If indices or `num_experts` are not integers, weights not real numbers, or `meta` is no dict.
 
     Examples
     --------
@@ -63,9 +66,12 @@ class RoutingTrace:
             raise ValueError(
                 f"indices and weights must both have shape [R, k], not {list(indices.shape)} and {list(weights.shape)}"
             )
-        experts = int(self.num_experts)
-        if not 1 <= experts < 2**31:
-            raise ValueError(f"num_experts must be in 1..2**31 - 1, not {experts}")
+        try:
+            experts = operator.index(self.num_experts)
+        except TypeError:
+            raise TypeError(f"num_experts must be an integer, not {type(self.num_experts).__name__}") from None
+        if not 1 <= experts <= _MOST_EXPERTS:
+            raise ValueError(f"num_experts must be in 1..{_MOST_EXPERTS}, not {experts}")
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) <= experts:
             raise ValueError(
                 f"indices must lie in 0..{experts} ({experts} means no expert), "
