@@ -86,8 +86,9 @@ class Routing:
         TypeError
             If ``indices`` are not integers, ``weights`` not floating point, or ``num_experts`` is no int.
         ValueError
-            If the shapes differ or are not ``[R, k]``, ``num_experts`` is not positive, or if an index is outside 0 .. E (looked at on the CPU; on an
-            accelerator, where it would cost a synchronisation, only with ``SHARED_CORE_CHECKS=1``).
+            If the shapes differ or are not ``[R, k]``, ``num_experts`` is not positive, or if an index is
+            outside 0 .. E (looked at on the CPU; on an accelerator, where it would cost a synchronisation, only with
+            ``SHARED_CORE_CHECKS=1``).
 
         Examples
         --------
