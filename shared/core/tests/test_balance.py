@@ -342,7 +342,9 @@ def test_copied_balancer_counts_on_its_own() -> None:
     ("make", "message"),
     [
         (lambda: BiasBalancer(0), "num_experts must be at least 1, got 0"),
-        (lambda: BiasBalancer(4, 0.0), "update_rate must be positive, got 0.0"),
+        (lambda: BiasBalancer(4, 0.0), "update_rate must be positive and finite, got 0.0"),
+        (lambda: BiasBalancer(4, math.inf), "update_rate must be positive and finite, got inf"),
+        (lambda: BiasBalancer(4).observe(route(torch.zeros(2, 1), 1)), "is for 4 experts, the routing for 1"),
         (lambda: BiasBalancer(4, rule="linear"), "rule must be 'sign' or 'proportional', got 'linear'"),
         (
             lambda: BiasBalancer.attach(torch.optim.SGD([torch.zeros(1)]), nn.Linear(2, 2)),
@@ -353,3 +355,28 @@ def test_copied_balancer_counts_on_its_own() -> None:
 def test_balancer_refuses(make: Callable, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("load", [5592407, 16777217, 123456789])  # beyond 2**24, and whose sums float32 rounds
+@pytest.mark.parametrize("experts", [3, 7, 48])
+def test_equal_loads_of_any_size_move_no_bias(experts: int, load: int) -> None:
+    balancer = BiasBalancer(experts, centered=False)
+    balancer.tokens_per_expert += load
+    balancer.update()
+    assert not balancer.expert_bias.any()
+
+
+def test_noisy_load_loss_counts_no_unavailable_expert_and_its_gradient_is_finite(generator: torch.Generator) -> None:
+    mean = torch.randn(9, 4, generator=generator, requires_grad=True)
+    std = torch.rand(9, 4, generator=generator).requires_grad_()
+    routing = route(mean.detach().index_fill(1, torch.tensor([1, 3]), -math.inf), 2)  # both others are always chosen
+    loss = noisy_load_loss(routing, mean, std)
+    assert loss.item() == pytest.approx(1.0)  # loads 9, 0, 9, 0: variance 4.5², mean 4.5
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(loss, [mean, std]))
+
+
+def test_noisy_load_loss_with_vanishing_noise_has_a_finite_gradient(generator: torch.Generator) -> None:
+    mean = torch.randn(9, 4, generator=generator, requires_grad=True)
+    std = torch.full((9, 4), 1e-30, requires_grad=True)
+    gradients = torch.autograd.grad(noisy_load_loss(route(mean.detach(), 2), mean, std), [mean, std])
+    assert all(grad.isfinite().all() for grad in gradients)

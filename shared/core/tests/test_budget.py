@@ -308,3 +308,19 @@ def test_a_large_problem_agrees_with_highs():
     assert solve_mckp(costs, values, budget).value == pytest.approx(
         highs_optimum(list(costs), list(values), budget), rel=1e-9
     )
+
+
+def test_costs_beyond_2_to_the_53_stay_exact_beside_a_group_of_floats():
+    odd = 2**53 + 1
+    best = solve_mckp([np.array([odd]), np.array([0.0, 1.0])], [[1.0], [0.0, 1.0]], odd)
+    assert (best.choice.tolist(), best.cost) == ([0, 0], odd)
+
+
+def test_a_budget_beyond_every_float_is_no_limit():
+    assert solve_mckp([[0, 5]], [[0.0, 1.0]], 10**400).value == 1.0
+
+
+@pytest.mark.parametrize("budget", ["5", None])
+def test_a_budget_that_is_no_number_is_refused(budget):
+    with pytest.raises(TypeError, match="budget must be a number, not"):
+        solve_mckp([[1]], [[1.0]], budget)

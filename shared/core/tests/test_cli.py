@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 
@@ -148,6 +149,9 @@ def test_budget_keeps_names_that_look_like_markup(run, tmp_path):
         ("group,choice,cost,value\n", "has a header but no choices"),
         ("group,choice,cost,value\na,x,1,2\na,y,1.5,2\n", "line 3, column cost: '1.5' is not a whole number >= 0"),
         ("group,choice,cost,value\na,x,-1,2\n", "line 2, column cost: '-1' is not a whole number >= 0"),
+        ("group,choice,cost,cost,value\na,x,1,7,2\n", "has more than one column 'cost'"),
+        ("group,choice,cost,value\na,x,1_0,2\n", "line 2, column cost: '1_0' is not a whole number >= 0"),
+        ("group,choice,cost,value\na,x,1,2_0\n", "line 2, column value: '2_0' is not a finite number"),
         ("group,choice,cost,value\na,x,,2\n", "line 2, column cost: '' is not a whole number >= 0"),
         ("group,choice,cost,value\na,x,1,nan\n", "line 2, column value: 'nan' is not a finite number"),
         ("group,choice,cost,value\na,x,1,lots\n", "line 2, column value: 'lots' is not a finite number"),
@@ -299,7 +303,7 @@ def test_load_plot_of_an_unknown_format_lists_the_known_ones(run, states, tmp_pa
     [
         ((), "token states need --experts and --top-k"),
         (("--experts", 4, "--top-k", 5), "top_k=5 exceeds num_experts=4"),
-        (("--experts", 4, "--top-k", 0), "top_k=0 must be >= 1"),
+        (("--experts", 4, "--top-k", 0), "--experts and --top-k must be at least 1, got 4 and 0"),
     ],
 )
 def test_bad_options_for_states_are_one_line(run, states, options, message):
@@ -345,3 +349,25 @@ def test_traces_with_different_numbers_of_experts_cannot_be_plotted_together(run
     code, _, err = run("load", *traces, "--plot", tmp_path / "load.png")
     assert code == 2
     assert "same number of experts" in one_line(err)
+
+
+def test_place_of_a_byte_that_is_no_text_counts_from_the_start_of_the_file(run, tmp_path):
+    (tmp_path / "p.csv").write_bytes(b"group,choice,cost,value\n" + b"\n" * 20_000 + b"\xfc,1,2,3\n")
+    code, _, err = run("budget", tmp_path / "p.csv", "--budget", 1)
+    assert code == 2
+    assert "not UTF-8 text: invalid start byte at byte 20024" in one_line(err)
+
+
+def test_names_that_the_encoding_of_stdout_lacks_are_replaced(tmp_path):
+    (tmp_path / "p.csv").write_text("group,choice,cost,value\nü,x,1,2\n", encoding="utf-8")
+    command = [sys.executable, "-m", "shared_core.cli", "budget", str(tmp_path / "p.csv"), "--budget", "1"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"? " in done.stdout
+
+
+def test_an_out_of_range_seed_is_one_line(run, states):
+    code, _, err = run("load", states, "--experts", 4, "--top-k", 1, "--seed", 2**63)
+    assert code == 2
+    assert "--seed" in one_line(err)

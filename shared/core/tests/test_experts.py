@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from shared_core import GroupedExperts, Routing, experts_forward
+from shared_core import GroupedExperts, Routing, experts_forward, route
 
 BACKENDS = ["reference", "cpu", "grouped_mm"]
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 4e-2, torch.float64: 1e-12}
@@ -476,6 +476,22 @@ def test_a_module_on_the_meta_device_computes_shapes() -> None:
     assert module(torch.empty(5, 8, device="meta"), routing).shape == (5, 8)
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu", "grouped_mm"])
+def test_nan_in_rows_without_an_expert_reaches_nothing(backend: str) -> None:
+    x = torch.randn(33, 8)
+    present = torch.arange(33) % 3 > 0
+    x[~present] = torch.nan
+    up, down = torch.randn(4, 12, 8, requires_grad=True), torch.randn(4, 8, 6, requires_grad=True)
+    out = experts_forward(x, route(torch.randn(33, 4), 2, mask=present), up, down, backend=backend)
+    out.sum().backward()
+    assert (out[~present] == 0).all()
+    assert out[present].isfinite().all()
+    assert up.grad is not None
+    assert up.grad.isfinite().all()
+    assert down.grad is not None
+    assert down.grad.isfinite().all()
+
+
 def _call(**changes: object) -> None:
     problem = Problem(sizes=(4, 2, 3, 8, 6), gated=True)
     x, weights, up, down, *_ = problem.tensors.values()
@@ -501,14 +517,21 @@ def _call(**changes: object) -> None:
         ({"x": torch.zeros(4, 8).long()}, TypeError, "x must be floating point, got torch.int64"),
         ({"down": torch.zeros(3, 8, 6).bfloat16()}, TypeError, "x is torch.float32 but down is torch.bfloat16"),
         ({"down": torch.zeros(3, 8, 7)}, ValueError, r"up \[3, 12, 8\] and down \[3, 8, 7\] do not fit \[E, 2I, H\]"),
-        ({"gated": False}, ValueError, r"do not fit \[E, I, H\] and \[E, H, I\] \(gated=False\)"),
+        ({"gated": False}, ValueError, r"do not fit \[E, I, H\] and \[E, D, I\] \(gated=False\)"),
         ({"up": torch.zeros(12, 8)}, ValueError, r"must be stacked matrices \[E, ·, ·\], got \[12, 8\]"),
         ({"up_bias": torch.zeros(3, 6)}, ValueError, r"up_bias must be \[E, 12\] = \[3, 12\], got \[3, 6\]"),
-        ({"down_bias": torch.zeros(8)}, ValueError, r"down_bias must be \[E, H\] = \[3, 8\], got \[8\]"),
+        ({"down_bias": torch.zeros(8)}, ValueError, r"down_bias must be \[E, D\] = \[3, 8\], got \[8\]"),
         (
             {"routing": Routing(torch.zeros(4, 2).long(), torch.ones(4, 2), None, None, 5)},
             ValueError,
             "routing has num_experts=5, but up holds 3 experts",
+        ),
+        ({"x": [1.0]}, TypeError, "x must be a torch.Tensor, got list"),
+        ({"routing": torch.zeros(4, 3)}, TypeError, r"routing must be a Routing, as router\(x\) .* give, got Tensor"),
+        (
+            {"routing": Routing(torch.zeros(4, 2).long(), torch.ones(4, 1), None, None, 3)},
+            ValueError,
+            r"routing has indices \[4, 2\] but weights \[4, 1\]",
         ),
     ],
 )

@@ -138,3 +138,7 @@ def test_printing_gives_one_readable_line():
 def test_bad_counts_are_named(counts, error, message):
     with pytest.raises(error, match=message):
         load_stats(counts)
+
+
+def test_loads_whose_sum_no_float_holds_are_measured():
+    assert load_stats([1e308, 1e308, 0, 0]).cv == load_stats([1, 1, 0, 0]).cv == 1.0

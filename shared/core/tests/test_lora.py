@@ -1,9 +1,11 @@
 """LoRAExperts against an explicit sum over experts, written here with one pair of small matrices per expert."""
 
+import math
+
 import pytest
 import torch
 
-from shared_core import LoRAExperts, Routing
+from shared_core import LoRAExperts, Routing, route
 
 WIDTHS = (6, 5)
 # (E, k, R, ranks): the first two run every adapter on every row, the last two only the chosen ones.
@@ -185,6 +187,7 @@ def test_compiled_without_graph_breaks_equals_eager(name):
         ({"rank": 0}, r"one of them above 0, got rank=0"),
         ({"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
         ({"in_features": 0}, r"in_features must be at least 1, got 0"),
+        ({"alpha": math.nan}, r"alpha must be finite, got nan"),
     ],
 )
 def test_bad_construction_says_what_is_wrong(arguments, message):
@@ -206,3 +209,21 @@ def test_bad_input_says_what_is_wrong():
         layer(torch.zeros(2, 6, dtype=torch.float64), routing)
     with pytest.raises(IndexError, match=r"expert=4 is outside 0..3"):
         layer.delta_weight(4)
+
+
+@pytest.mark.parametrize("rank", [2.0, [2, 2.5, 1, 1]])
+def test_ranks_that_are_no_integers_are_refused(rank):
+    with pytest.raises(TypeError, match="rank must be an int or one int per expert, got"):
+        LoRAExperts(6, 5, 4, rank, 1.0)
+
+
+@pytest.mark.parametrize(("rows", "experts"), [(6, 4), (600, 16)])  # every adapter, and the chosen ones only
+def test_masked_rows_of_nan_give_zero_and_leave_the_gradient_clean(rows, experts):
+    layer = LoRAExperts(6, 5, experts, 2, 1.0)
+    torch.nn.init.normal_(layer.lora_B)
+    x, mask = torch.randn(rows, 6), torch.arange(rows) % 3 != 0
+    x[~mask] = math.nan
+    y = layer(x, route(torch.randn(rows, experts), 1, mask=mask))
+    y.sum().backward()
+    assert not y[~mask].any()
+    assert layer.lora_A.grad.isfinite().all()

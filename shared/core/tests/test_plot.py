@@ -75,3 +75,8 @@ def test_without_matplotlib_the_extra_is_named():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     expected = "ImportError: shared_core.plot needs matplotlib: pip install 'shared-core[plot]'"
     assert result.stderr.strip().endswith(expected)
+
+
+def test_no_layers_cannot_be_drawn():
+    with pytest.raises(ValueError, match="has no layers to draw"):
+        expert_load(np.zeros((0, 4)))

@@ -229,3 +229,17 @@ def test_prior_kl_refuses(kwargs: dict, error: type, message: str) -> None:
     good = {"logits": torch.zeros(3, 2), "prior": torch.tensor([[0.5, 0.5]])}
     with pytest.raises(error, match=message):
         prior_kl(**good | kwargs)
+
+
+@pytest.mark.parametrize(("strength", "mixed"), [(0.0, [0.0, 0.0]), (0.5, [0.1, 0.4]), (1.0, [0.2, 0.8])])
+def test_mixture_of_a_row_without_available_experts_is_its_share_of_the_prior(strength: float, mixed: list) -> None:
+    logits = torch.full((1, 2), -math.inf, requires_grad=True)
+    out = mix_prior(logits, torch.tensor([0.2, 0.8]), strength, mode="mixture")
+    torch.testing.assert_close(out.detach().exp(), torch.tensor([mixed]))
+
+
+def test_mixture_with_a_row_without_available_experts_has_a_finite_gradient() -> None:
+    logits = torch.tensor([[-math.inf, -math.inf], [0.0, 1.0]], requires_grad=True)
+    mix_prior(logits, torch.tensor([0.2, 0.8]), 0.5, mode="mixture").sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()

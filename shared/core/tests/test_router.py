@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -185,6 +186,10 @@ def test_no_rows_are_routed_to_no_rows() -> None:
         ({"selection": lambda q, k: q[:, :k]}, TypeError, "indices must be integers, got torch.float32"),
         ({"selection": lambda q, k: q.argsort(-1) + 4}, ValueError, "indices must lie in 0..6"),
         ({"selection": lambda q, k: q.argmax()}, ValueError, r"must return indices \[R, k\] with R=3, got \[\]"),
+        ({"logits": [[0.0] * E]}, TypeError, "logits must be a torch.Tensor, got list"),
+        ({"logit_bias": np.zeros(E)}, TypeError, "logit_bias must be a torch.Tensor, got ndarray"),
+        ({"selection_bias": 0.5}, TypeError, "selection_bias must be a torch.Tensor, got float"),
+        ({"mask": np.ones(3, bool)}, TypeError, "mask must be a torch.Tensor, got ndarray"),
         ({"selection": lambda q, k: None}, ValueError, "must return indices .* got NoneType"),
         ({"selection": TopK(offset=5)}, ValueError, "offset=5 and top_k=2 need 7 experts, got 6"),
     ],

@@ -168,6 +168,7 @@ def test_saved_trace_loads_as_the_same_decision(tmp_path: Path) -> None:
             r"lie in 0..4 \(4 means no expert\), got values from 5 to 5",
         ),
         (torch.tensor([[-1]]), torch.ones(1, 1), ValueError, "got values from -1 to -1"),
+        ([[1]], torch.ones(1, 1), TypeError, "indices must be a torch.Tensor, got list"),
     ],
 )
 def test_from_topk_refuses(indices: torch.Tensor, weights: torch.Tensor, error: type, message: str) -> None:
@@ -181,6 +182,8 @@ def test_from_topk_refuses(indices: torch.Tensor, weights: torch.Tensor, error: 
         (-1, "repeats must not be negative, got -1"),
         (torch.tensor([1, 2]), r"integer tensor \[R\] = \[3\], got torch.int64 of shape \[2\]"),
         (torch.ones(3), r"got torch.float32 of shape \[3\]"),
+        (torch.ones(3, dtype=torch.bool), r"got torch.bool of shape \[3\]"),
+        (torch.tensor([1, -2, 1]), "repeats must not be negative, got -2"),
     ],
 )
 def test_expand_refuses(repeats: object, message: str) -> None:
@@ -276,3 +279,26 @@ def test_overlap_is_lower_for_every_further_step_of_drift() -> None:
     overlaps = [routing_overlap(before, route(logits + step * drift, 2)).item() for step in (0.0, 0.1, 0.3, 1.0)]
     assert overlaps[0] == 1.0
     assert all(later < earlier for earlier, later in itertools.pairwise(overlaps))
+
+
+@pytest.mark.parametrize(
+    ("num_experts", "error", "message"),
+    [
+        (0, ValueError, "num_experts must be at least 1, got 0"),
+        (2.5, TypeError, "num_experts must be an int, got float"),
+    ],
+)
+def test_from_topk_refuses_a_number_of_experts_that_is_none(num_experts: object, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        Routing.from_topk(torch.tensor([[0]]), torch.ones(1, 1), num_experts=num_experts)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_from_topk_takes_unsigned_indices(dtype: torch.dtype) -> None:
+    routing = Routing.from_topk(torch.tensor([[1], [2]]).to(dtype), torch.ones(2, 1), num_experts=2)
+    assert routing.counts().tolist() == [0, 1]
+
+
+def test_capacity_that_is_whole_but_for_rounding_gives_no_extra_place() -> None:
+    routing = Routing.from_topk(torch.zeros(100, 1).long(), torch.ones(100, 1), num_experts=10)
+    assert capacity(routing, 1.1)[0].counts()[0] == 11  # 100 * 1.1 / 10 is 11.000000000000002 in floating point

@@ -234,3 +234,17 @@ def test_group_table_adds_nothing_to_the_state_dict() -> None:
 def test_policies_refuse(make: object, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         make(torch.zeros(2, 6))
+
+
+def test_expert_choice_without_rows_gives_no_rows() -> None:
+    assert ExpertChoice()(torch.zeros(0, 6), 2).shape[0] == 0
+
+
+def test_expert_choice_of_unlimited_capacity_gives_every_row_every_expert() -> None:
+    assert ExpertChoice(math.inf)(torch.tensor([[0.2, 0.3], [0.5, 0.1]]), 1).tolist() == [[1, 0], [0, 1]]
+
+
+def test_expert_choice_capacity_that_is_whole_but_for_rounding_gives_no_extra_place(generator: torch.Generator) -> None:
+    q = torch.rand(30, 3, generator=generator)
+    taken = ExpertChoice(1.1)(q, 1)  # 30 / 3 * 1.1 = 11
+    assert torch.bincount(taken.flatten(), minlength=4)[:3].tolist() == [11, 11, 11]

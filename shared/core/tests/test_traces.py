@@ -124,7 +124,9 @@ def test_meta_that_json_cannot_hold_is_refused_before_anything_is_written(trace,
         ({"indices": [[0.0, 1.0]], "weights": [[1, 0]]}, TypeError, "indices must be integers, not float64"),
         ({"weights": [[1, 0]]}, ValueError, r"must both have shape \[R, k\], not \[3, 2\] and \[1, 2\]"),
         ({"weights": np.full((3, 2), "a")}, TypeError, "weights must be real numbers"),
-        ({"num_experts": 0}, ValueError, "num_experts must be in 1..2"),
+        ({"num_experts": 0}, ValueError, r"num_experts must be in 1..2\*\*24, not 0"),
+        ({"num_experts": 2**24 + 1}, ValueError, r"num_experts must be in 1..2\*\*24, not 16777217"),
+        ({"num_experts": 4.5}, TypeError, "num_experts must be an integer, not float"),
         ({"meta": [1]}, TypeError, "meta must be a dict, not list"),
     ],
 )
@@ -144,6 +146,7 @@ def test_a_trace_that_makes_no_sense_is_refused(trace, change, error, message):
         ({"indices": np.full((3, 2), 9, np.int32)}, "indices must lie in 0..4"),
         ({"weights": np.zeros((1, 2), np.float32)}, r"must both have shape \[R, k\]"),
         ({"num_experts": np.int64(-3)}, "num_experts must be in"),
+        ({"num_experts": np.int64(2**31 - 1)}, "num_experts must be in"),  # counts() would take 16 GiB
         ({"meta": np.str_("{")}, "Expecting property name"),
         ({"meta": np.str_("[1]")}, "meta must be a dict, not list"),
         ({"meta": np.str_("[" * 100_000)}, "recursion|Expecting|nested"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from shared_core.checks import check_tensor
 from shared_core.kernels import check_backend, resolve_backend
 from shared_core.kernels.activations import ACTIVATIONS
 from shared_core.kernels.formula import Formula, Parameters
@@ -50,9 +51,9 @@ def experts_forward(
     up : Tensor
         ``[E, 2I, H]`` with the gate's rows first, or ``[E, I, H]`` if not ``gated``.
     down : Tensor
-        ``[E, H, I]``.
+        ``[E, D, I]``; the width out, D, is H in a transformer.
     up_bias, down_bias : Tensor, optional
-        ``[E, 2I]`` or ``[E, I]``, and ``[E, H]``.
+        ``[E, 2I]`` or ``[E, I]``, and ``[E, D]``.
     activation : {"silu", "gelu", "gelu_tanh", "relu", "relu2"}
         ``gelu`` is the exact one, ``relu2`` the squared relu.
     gated : bool
@@ -73,7 +74,7 @@ def experts_forward(
     Returns
     -------
     Tensor
-        ``[..., H]`` in the dtype of ``x`` (under autocast: of autocast). Sums over experts are in float32 (float64 for
+        ``[..., D]`` in the dtype of ``x`` (under autocast: of autocast). Sums over experts are in float32 (float64 for
         float64), rounded once. Rows without an expert are exactly 0.
 
     Raises
@@ -132,6 +133,12 @@ def _check_shapes(
     down_bias: Tensor | None,
     gated: bool,
 ) -> None:
+    for name, value in (("x", x), ("up", up), ("down", down)):
+        check_tensor(name, value)
+    if not isinstance(routing, Routing):
+        raise TypeError(
+            f"routing must be a Routing, as router(x) and route(logits, k) give, got {type(routing).__name__}"
+        )
     if up.ndim != 3 or down.ndim != 3:
         raise ValueError(f"up and down must be stacked matrices [E, ·, ·], got {list(up.shape)} and {list(down.shape)}")
     experts, width, hidden = up.shape
@@ -139,7 +146,7 @@ def _check_shapes(
     if down.shape[0] != experts or width != (2 * inner if gated else inner):
         wanted = "[E, 2I, H]" if gated else "[E, I, H]"
         raise ValueError(
-            f"up {list(up.shape)} and down {list(down.shape)} do not fit {wanted} and [E, H, I] (gated={gated})"
+            f"up {list(up.shape)} and down {list(down.shape)} do not fit {wanted} and [E, D, I] (gated={gated})"
         )
     if x.ndim < 1 or x.shape[-1] != hidden:
         raise ValueError(f"x has shape {list(x.shape)}, but up {list(up.shape)} takes rows of width {hidden}")
@@ -148,10 +155,15 @@ def _check_shapes(
     rows = x.numel() // hidden if hidden else 0
     if routing.indices.shape[0] != rows:
         raise ValueError(f"x of shape {list(x.shape)} has {rows} rows, but routing has {routing.indices.shape[0]}")
+    if routing.weights.shape != routing.indices.shape:
+        raise ValueError(
+            f"routing has indices {list(routing.indices.shape)} but weights {list(routing.weights.shape)}; "
+            "both must be [R, k]"
+        )
     if up_bias is not None and up_bias.shape != (experts, width):
         raise ValueError(f"up_bias must be [E, {width}] = {[experts, width]}, got {list(up_bias.shape)}")
     if down_bias is not None and down_bias.shape != (experts, down.shape[1]):
-        raise ValueError(f"down_bias must be [E, H] = {[experts, down.shape[1]]}, got {list(down_bias.shape)}")
+        raise ValueError(f"down_bias must be [E, D] = {[experts, down.shape[1]]}, got {list(down_bias.shape)}")
 
 
 def _check_dtypes(x: Tensor, **parameters: Tensor | None) -> None:

@@ -125,7 +125,7 @@ def route(
 
     q = scores.detach()
     if selection_bias is not None:
-        bias = rows_of_experts("selection_bias", selection_bias.detach(), shape).to(q.dtype)
+        bias = rows_of_experts("selection_bias", selection_bias, shape).detach().to(q.dtype)
         q = q + bias.expand(shape).reshape(-1, num_experts)
     if unavailable is not None:
         q = q.masked_fill(unavailable, -math.inf)

@@ -40,7 +40,7 @@ class RoutingTrace:
     Raises
     ------
     ValueError
-        If shapes differ, an index lies outside ``0..E``, or `num_experts` is not in 1..2²⁴.
+        If shapes differ, an index lies outside ``0..E``, or `num_experts` is not in 1..2**24.
     TypeError
         If indices or `num_experts` are not integers, weights not real numbers, or `meta` is no dict.
 
@@ -71,7 +71,7 @@ class RoutingTrace:
         except TypeError:
             raise TypeError(f"num_experts must be an integer, not {type(self.num_experts).__name__}") from None
         if not 1 <= experts <= _MOST_EXPERTS:
-            raise ValueError(f"num_experts must be in 1..{_MOST_EXPERTS}, not {experts}")
+            raise ValueError(f"num_experts must be in 1..2**24, not {experts}")
         if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) <= experts:
             raise ValueError(
                 f"indices must lie in 0..{experts} ({experts} means no expert), "

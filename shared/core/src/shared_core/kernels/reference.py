@@ -40,6 +40,8 @@ def forward(x: Tensor, indices: Tensor, weights: Tensor, parameters: Parameters,
     up, down, up_bias, down_bias = parameters
     wide = torch.promote_types(x.dtype, torch.float32)
     out = x.new_zeros(x.shape[0], down.shape[1], dtype=wide)
+    # Rows without an expert may hold anything (padding): 0 times NaN would reach the gradients of the weights.
+    x = x.masked_fill((indices == up.shape[0]).all(1, keepdim=True), 0.0)
     for expert in range(up.shape[0]):
         chosen = (indices == expert).unsqueeze(-1)  # [R, k, 1]
         weight = weights.unsqueeze(-1)
