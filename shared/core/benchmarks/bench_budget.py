@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -52,13 +55,31 @@ def problems(quick):
 def highs(costs, values, budget, limit):
     n, m = costs.shape
     one_each = csr_array((np.ones(n * m), (np.repeat(np.arange(n), m), np.arange(n * m))))
-    return milp(
-        -values.ravel(),
-        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(costs.reshape(1, -1) * 1.0, -np.inf, budget)],
-        integrality=np.ones(n * m),
-        bounds=Bounds(0, 1),
-        options={"mip_rel_gap": 0, "time_limit": limit},
-    )
+    with _quiet():
+        return milp(
+            -values.ravel(),
+            constraints=[
+                LinearConstraint(one_each, 1, 1),
+                LinearConstraint(costs.reshape(1, -1) * 1.0, -np.inf, budget),
+            ],
+            integrality=np.ones(n * m),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": 0, "time_limit": limit},
+        )
+
+
+@contextmanager
+def _quiet():
+    """HiGHS prints some lines of its own straight to the terminal."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def seconds(work):
