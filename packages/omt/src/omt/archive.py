@@ -11,7 +11,8 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,17 @@ def load(path: str | os.PathLike[str], stem: str, version: int, *, max_bytes: in
     return meta
 
 
+@contextmanager
+def rebuilding(what: str) -> Iterator[None]:
+    """Say in one sentence that ``what`` is damaged, whichever entry of the wrong kind or size it is that Python trips
+    over.
+    """
+    try:
+        yield
+    except (TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{what} was not written by omt, or is damaged ({type(error).__name__}: {error})") from error
+
+
 def read_npz(path: str | os.PathLike[str], *, max_bytes: int = 2**32) -> dict[str, NDArray[Any]]:
     """Arrays of an npz file, each checked against its own header before memory is taken for it; no pickles.
 
@@ -146,6 +158,8 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any
         shape, fortran_order, dtype = read_header(member)
         if dtype.hasobject:
             raise ValueError(f"array {info.filename} holds Python objects, which are never unpickled")
+        if dtype.kind not in "fiubU":
+            raise ValueError(f"array {info.filename} has dtype {dtype}; omt stores numbers and text")
         size = math.prod(shape) * dtype.itemsize
         if member.tell() + size != info.file_size:
             raise ValueError(f"array {info.filename} should have {size} bytes and has {info.file_size - member.tell()}")

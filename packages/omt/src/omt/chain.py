@@ -321,7 +321,7 @@ class TransportChain:
             If a file is truncated or damaged, or written in an unknown format version.
         """
         stored = archive.load(path, "chain", _FORMAT)
-        try:
+        with archive.rebuilding(f"the chain in {path}"):
             times = [float(t) for t in stored["times"]]
             mixtures = [Mixture.from_dict(stored["mixtures"][str(i)]) for i in range(len(times))]
             steps = []
@@ -330,8 +330,6 @@ class TransportChain:
                 source = Mixture.from_dict(step["source"]) if "source" in step else P
                 target = Mixture.from_dict(step["target"]) if "target" in step else Q
                 steps.append(Transport.from_dict(step, source=source, target=target))
-        except KeyError as error:
-            raise ValueError(f"the chain in {path} has no {error}") from error
         return cls(mixtures, times, steps)
 
 

@@ -22,6 +22,8 @@ _RUN_IN_MEMORY = 16
 _RUN_ON_DISK = 128
 # Batches held back by the shuffle of a stream, which cannot be read in another order.
 _STREAM_BATCHES = 16
+# Numbers whose squares, and the inverses of these, each precision can still sum.
+_LARGEST = {np.dtype(np.float64): np.float64(1e150), np.dtype(np.float32): np.float64(1e17)}
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ def as_source(X: Any, *, name: str = "X") -> Source:
     elif _is_on_disk(X):
         rows, csr, in_memory = X, False, False
     else:
+        if isinstance(X, np.ma.MaskedArray) and np.ma.is_masked(X):
+            raise ValueError(f"{name} is a masked array with masked entries; fill them or drop their samples first")
         rows, csr, in_memory = np.asarray(X), False, True
     if len(rows.shape) != 2:
         raise ValueError(f"{name} has shape {tuple(rows.shape)}; it must be two-dimensional, [samples, features]")
@@ -254,8 +258,19 @@ def is_sparse(X: Any) -> bool:
     return bool(sparse.issparse(X))
 
 
-def require_finite(X: Any, first_row: int, *, name: str = "X") -> None:
-    """Raise ``ValueError`` naming row and column of the first NaN or infinity in a block.
+def largest(dtype: DTypeLike) -> np.float64:
+    """The largest number that ``float64`` or ``float32`` can square and sum; its inverse is the smallest spread.
+
+    Examples
+    --------
+    >>> float(largest("float64"))
+    1e+150
+    """
+    return _LARGEST[np.dtype(dtype)]
+
+
+def require_finite(X: Any, first_row: int, *, name: str = "X", dtype: DTypeLike = np.float64) -> None:
+    """Raise ``ValueError`` naming row and column of the first NaN, infinity or number too large to be squared.
 
     Parameters
     ----------
@@ -265,6 +280,8 @@ def require_finite(X: Any, first_row: int, *, name: str = "X") -> None:
         Index of the block's first row in the data.
     name
         What to call the data.
+    dtype
+        Precision of what is computed from the block.
 
     Examples
     --------
@@ -275,7 +292,8 @@ def require_finite(X: Any, first_row: int, *, name: str = "X") -> None:
     ValueError: X has nan in row 11, column 0; remove or fill such samples first
     """
     values = X.data if is_sparse(X) else X
-    finite = np.isfinite(values)
+    limit = largest(dtype)
+    finite = np.abs(values) <= limit  # neither NaN nor infinity is
     if finite.all():
         return
     if is_sparse(X):
@@ -285,4 +303,7 @@ def require_finite(X: Any, first_row: int, *, name: str = "X") -> None:
     else:
         row, column = (int(i) for i in np.argwhere(~finite)[0])
         value = values[row, column]
-    raise ValueError(f"{name} has {value} in row {first_row + row}, column {column}; remove or fill such samples first")
+    where = f"{name} has {value} in row {first_row + row}, column {column}"
+    if np.isfinite(value):
+        raise ValueError(f"{where}; squares of numbers beyond {limit:g} overflow, so give {name} in another unit")
+    raise ValueError(f"{where}; remove or fill such samples first")

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -88,6 +89,16 @@ def _check_exists(path: Path) -> None:
         raise FileNotFoundError(f"{path} does not exist")
 
 
+def _check_output(path: Path, *, folder: bool = False) -> None:
+    """Refuse a place that cannot be written before the work is done, not after."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist")
+    if folder and path.is_file():
+        raise NotADirectoryError(f"cannot write {path}: it is a file; give the name of a folder")
+    if not folder and path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder; give the name of a file")
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -134,6 +145,7 @@ def fit(
     Example: omt fit embryo.h5ad --groupby stage --use-rep X_pca --labels cell_type -o model/
     """
     _check_exists(data)
+    _check_output(output, folder=True)
     from dataclasses import replace
 
     from omt import io, tl
@@ -196,6 +208,7 @@ def transport(
     Example: omt transport model/ --tau 0.9 --reg 0.01 -o chain/
     """
     _check_exists(model)
+    _check_output(output, folder=True)
     from omt import io
     from omt.grouped import group_label
     from omt.tl.transport import solve_plans
@@ -243,24 +256,27 @@ def transitions(
     Example: omt transitions chain/ --source 240 --target 420 --csv t.csv --plot t.png
     """
     _check_exists(chain)
+    for path in (csv, plot):
+        if path is not None:
+            _check_output(path)
     from omt import io
     from shared_core.files import atomic_write
 
     model = io.load_model(chain, need="transport")
     frame = model.frame(source, target, direction="backward" if backward else "forward")
-    if csv is not None:
-        with atomic_write(csv) as temporary:
-            frame.to_csv(temporary)
-    if plot is not None:
-        from omt.pl._style import finish
-        from omt.pl.transitions import axes_for_table, draw_transitions
+    with ExitStack() as both_or_none:
+        if csv is not None:
+            frame.to_csv(both_or_none.enter_context(atomic_write(csv)))
+        if plot is not None:
+            from omt.pl._style import finish
+            from omt.pl.transitions import axes_for_table, draw_transitions
 
-        ax = axes_for_table(list(frame.index), list(frame.columns))
-        draw_transitions(ax, frame.to_numpy(), list(frame.index), list(frame.columns))
-        ax.set_ylabel(f"{model.groupby} {target if backward else source}")
-        ax.set_xlabel(f"{model.groupby} {source if backward else target}")
-        ax.set_title(f"{source} ← {target}" if backward else f"{source} → {target}")
-        finish(ax, show=False, save=plot, name="omt_transitions")
+            ax = axes_for_table(list(frame.index), list(frame.columns))
+            draw_transitions(ax, frame.to_numpy(), list(frame.index), list(frame.columns))
+            ax.set_ylabel(f"{model.groupby} {target if backward else source}")
+            ax.set_xlabel(f"{model.groupby} {source if backward else target}")
+            ax.set_title(f"{source} ← {target}" if backward else f"{source} → {target}")
+            finish(ax, show=False, save=plot, name="omt_transitions")
     content = {
         "source": source,
         "target": target,
@@ -302,6 +318,7 @@ def push(
     """
     _check_exists(chain)
     _check_exists(data)
+    _check_output(output)
     from omt import io, tl
     from omt.grouped import group_label
     from omt.prepare import ready
@@ -358,6 +375,7 @@ def map_cells(
     """
     _check_exists(model)
     _check_exists(data)
+    _check_output(output)
     import numpy as np
 
     from omt import io

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from omt.archive import rebuilding
 from omt.grouped import GroupedMixtures
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def to_dict(model: GroupedMixtures) -> dict[str, Any]:
     }
 
 
+@rebuilding("what is stored of omt here")
 def from_dict(stored: Mapping[str, Any]) -> GroupedMixtures:
     """Rebuild what `to_dict` gave, also after a round trip through a file.
 
@@ -170,6 +172,8 @@ def read_h5ad(path: str | os.PathLike[str], *, backed: bool = False) -> AnnData:
     import anndata
 
     file = Path(path)
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder; give the name of an h5ad file")
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist")
     if file.stat().st_size == 0:

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 
 from omt.families.base import FloatArray
+from omt.plans.inputs import checked_weights
 
 __all__ = ["LineageConsistency", "energy_distance", "l2_uvp", "lineage_consistency", "w2"]
 
@@ -57,8 +58,8 @@ def l2_uvp(mapped: ArrayLike, truth: ArrayLike, target_variance: float | None = 
     if image.shape != goal.shape:
         raise ValueError(f"mapped has shape {image.shape} and truth {goal.shape}; they must hold the same points")
     variance = float(goal.var(axis=0).sum()) if target_variance is None else float(target_variance)
-    if not variance > 0.0:
-        raise ValueError(f"the target's variance is {variance:g}; it must be > 0")
+    if not (variance > 0.0 and np.isfinite(variance)):
+        raise ValueError(f"the target's variance is {variance:g}; it must be > 0 and finite")
     return float(100.0 * ((image - goal) ** 2).sum(axis=1).mean() / variance)
 
 
@@ -80,7 +81,7 @@ def w2(X: ArrayLike, Y: ArrayLike, mu: ArrayLike | None = None, nu: ArrayLike | 
     Raises
     ------
     ValueError
-        If the samples do not fit each other.
+        If the samples or weights do not fit each other.
     RuntimeError
         If the linear program is not solved.
 
@@ -92,11 +93,9 @@ def w2(X: ArrayLike, Y: ArrayLike, mu: ArrayLike | None = None, nu: ArrayLike | 
     import ot  # heavy, and needed here only
 
     x, y = _pair(X, Y)
-    a = np.full(len(x), 1.0 / len(x)) if mu is None else np.asarray(mu, dtype=np.float64)
-    b = np.full(len(y), 1.0 / len(y)) if nu is None else np.asarray(nu, dtype=np.float64)
-    for name, weights, n in (("mu", a, len(x)), ("nu", b, len(y))):
-        if weights.shape != (n,):
-            raise ValueError(f"{name} has shape {weights.shape}; it must hold one weight for each of the {n} samples")
+    a, b = checked_weights(mu, len(x), "mu"), checked_weights(nu, len(y), "nu")
+    if not np.isclose(a.sum(), b.sum(), rtol=1e-6, atol=0.0):
+        raise ValueError(f"mu sums to {a.sum():.9g} and nu to {b.sum():.9g}; they must have equal sums")
     squared, log = ot.emd2(a, b, cdist(x, y, "sqeuclidean"), numItermax=10**7, log=True, return_matrix=False)
     if log["warning"] is not None:
         raise RuntimeError(f"the linear program of {len(x)} × {len(y)} samples was not solved: {log['warning']}")

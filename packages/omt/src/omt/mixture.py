@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from omt import archive
-from omt.chunks import Source, as_source
+from omt.chunks import Source, as_source, require_finite
 from omt.families import GaussianComponents
 from omt.families.base import Components, FloatArray
 from omt.report import FitReport, MixtureUsage, report_of
@@ -237,11 +237,9 @@ class Mixture:
         if top_k is None:
             dense = np.empty((source.n_samples, self.K))
             for start, scores in self._scores(source):
-                soft_assign(scores, logit_bias=self._log_weights, out=dense[start : start + scores.shape[0]])
+                self._assigned(start, scores, out=dense[start : start + scores.shape[0]])
             return dense
-        parts = [
-            soft_assign(scores, top_k=top_k, logit_bias=self._log_weights)[0] for _, scores in self._scores(source)
-        ]
+        parts = [self._assigned(start, scores, top_k=top_k)[0] for start, scores in self._scores(source)]
         indices = np.concatenate([part.indices for part in parts])
         return RoutingTrace(indices, np.concatenate([part.weights for part in parts]), self.K)
 
@@ -255,8 +253,20 @@ class Mixture:
         """Log-densities ``[n, K]`` of each chunk under each component; one buffer serves all chunks."""
         buffer = np.empty((min(_CHUNK, source.n_samples), self.K))
         for start, block in source.chunks(_CHUNK):
+            require_finite(block, start)
             out = buffer[: block.shape[0]]
             yield start, cast("FloatArray", self.components.log_prob(block, out=out))
+
+    def _assigned(self, start: int, scores: FloatArray, **options: Any) -> tuple[Any, FloatArray]:
+        """Responsibilities and log-densities of a chunk; so far out that every density underflows there are none."""
+        assigned, evidence = soft_assign(scores, logit_bias=self._log_weights, **options)
+        lost = np.isneginf(evidence)
+        if lost.any():
+            raise ValueError(
+                f"row {start + int(lost.argmax())} of X is so far from every component that it has no density in "
+                "float64; remove such samples, or give X in the units that the mixture was fitted in"
+            )
+        return assigned, evidence
 
     def sample(self, n: int, rng: np.random.Generator | int | None = None, *, return_labels: bool = False) -> Any:
         """Draw samples.
@@ -297,8 +307,8 @@ class Mixture:
     def _criteria(self, X: Any) -> tuple[float, float]:
         source = self._source(X)
         log_likelihood = entropy = 0.0
-        for _, scores in self._scores(source):
-            R, evidence = soft_assign(scores, logit_bias=self._log_weights, out=scores)
+        for start, scores in self._scores(source):
+            R, evidence = self._assigned(start, scores, out=scores)
             log_likelihood += float(evidence.sum())
             entropy -= float(np.sum(R * np.log(R, where=R > 0, out=np.zeros_like(R))))
         n_parameters = self.components.n_parameters + self.K - 1
@@ -309,8 +319,8 @@ class Mixture:
         """How much of the mixture ``X`` uses: shares, their entropy, effective number of components, dead ones."""
         source = self._source(X)
         counts = np.zeros(self.K)
-        for _, scores in self._scores(source):
-            counts += soft_assign(scores, logit_bias=self._log_weights, out=scores)[0].sum(axis=0)
+        for start, scores in self._scores(source):
+            counts += self._assigned(start, scores, out=scores)[0].sum(axis=0)
         stats = load_stats(counts)
         entropy = float(stats.entropy) * float(np.log(self.K)) if self.K > 1 else 0.0
         return MixtureUsage(counts / counts.sum(), entropy, float(np.exp(entropy)), np.flatnonzero(counts < 1.0))
@@ -331,6 +341,7 @@ class Mixture:
         return out
 
     @classmethod
+    @archive.rebuilding("this stored mixture")
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
         """Rebuild what :meth:`to_dict` gave, also after a round trip through h5ad or JSON.
 
@@ -347,6 +358,8 @@ class Mixture:
             raise ValueError(f"this stored mixture has no {missing[0]}")
         components = components_of(str(stored["family"]), stored["parameters"])
         names = tuple(str(name) for name in np.asarray(stored["names"]).tolist())
+        if len(names) != components.K:
+            raise ValueError(f"this stored mixture has {len(names)} names and {components.K} components")
         return cls(
             np.asarray(stored["weights"], dtype=np.float64),
             components,

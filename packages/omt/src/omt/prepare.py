@@ -56,6 +56,9 @@ def prepare(
     ValueError
         `X` is not raw counts; the message has the first offending entry.
     """
+    for name, value in (("n_top_genes", n_top_genes), ("n_pcs", n_pcs)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
     _check_counts(adata)
     try:
         import scanpy as sc

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from omt.archive import rebuilding
 from omt.solver import Solution, checked_tau
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ def transport_to_dict(transport: Transport) -> dict[str, Any]:
     return stored | {name: value for name, value in optional.items() if value is not None}
 
 
+@rebuilding("this stored transport")
 def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[str, Any]:
     """Fields of a :class:`omt.Transport` between mixtures of ``shape = (K, L)`` components, from what was stored.
 
     Raises
     ------
     ValueError
-        If the format version is unknown, an entry is missing, or a table does not fit the mixtures.
+        If the format version is unknown, an entry is missing or malformed, or a table does not fit the mixtures.
     """
     version = stored.get("format")
     if version is None or int(version) != FORMAT:
@@ -66,6 +68,13 @@ def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[
             raise ValueError(
                 f"{name} of this stored transport has shape {tables[name].shape}; its mixtures need {expected}"
             )
+        if not np.isfinite(tables[name]).all():
+            raise ValueError(f"{name} of this stored transport has entries that are not finite")
+    if (tables["coupling"] < 0.0).any():
+        raise ValueError("coupling of this stored transport has negative entries")
+    for name in ("lam", "epsilon"):
+        if not (np.isfinite(float(stored[name])) and float(stored[name]) >= 0.0):
+            raise ValueError(f"{name} of this stored transport is {stored[name]}; it must be a finite number ≥ 0")
     proven, forbidden = stored.get("strictly_complementary"), stored.get("forbidden")
     solution = Solution(
         coupling=tables["coupling"],

@@ -70,6 +70,8 @@ class Checkpoint:
             if not Path(self.path).parent.is_dir():
                 raise FileNotFoundError(f"checkpoint: the folder {Path(self.path).parent} does not exist")
             return None
+        if Path(self.path).is_dir():
+            raise IsADirectoryError(f"checkpoint: {self.path} is a folder; give the name of a file")
         arrays = archive.read_npz(self.path)
         try:
             meta = json.loads(str(arrays.pop("meta")))

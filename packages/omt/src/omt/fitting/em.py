@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from omt.chunks import as_source, require_finite
+from omt.chunks import as_source, largest, require_finite
 from omt.families import Gaussian
 from omt.families.base import Family, FloatArray
 from omt.families.gaussian import CovarianceType
@@ -29,6 +29,8 @@ from omt.report import FitReport
 
 # Largest number of samples that batch EM sweeps over until it converges.
 _BATCH_LIMIT = 50_000
+# Smallest weight of a sample, in units of the largest.
+_LIGHTEST = 1e-20
 
 
 def fit_mixture(
@@ -132,6 +134,8 @@ def fit_mixture(
         epochs=epochs,
         batch_size=batch_size,
         n_components=n_components,
+        n_per_label=n_per_label,
+        random_state=random_state,
         tol=tol,
         dtype=dtype,
     )
@@ -284,10 +288,11 @@ def _resumable(store: Checkpoint) -> Iterator[None]:
 # ------------------------------------------------------------------------------------------ checks
 def _check_ranges(*, tol: float, dtype: str, **counts: Any) -> None:
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-            raise ValueError(f"{name} is {value!r}; it must be an integer ≥ 1")
-    if not (np.isfinite(tol) and tol >= 0):
-        raise ValueError(f"tol is {tol}; it must be a finite number ≥ 0")
+        least = 0 if name == "random_state" else 1
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            raise ValueError(f"{name} is {value!r}; it must be an integer ≥ {least}")
+    if not isinstance(tol, (int, float, np.number)) or not (np.isfinite(tol) and tol >= 0):
+        raise ValueError(f"tol is {tol!r}; it must be a finite number ≥ 0")
     if dtype not in ("float64", "float32"):
         raise ValueError(f"dtype is {dtype!r}; it must be 'float64' or 'float32'")
 
@@ -316,17 +321,30 @@ def _weights(sample_weight: ArrayLike | None, N: int) -> FloatArray | None:
     if bad.any():
         i = int(bad.argmax())
         raise ValueError(f"sample_weight[{i}] is {weight[i]:g}; every weight must be positive and finite")
+    weight /= weight.max()
+    lost = weight < _LIGHTEST
+    if lost.any():
+        i = int(lost.argmax())
+        raise ValueError(
+            f"sample_weight[{i}] is {weight[i]:.3g} of the largest weight; below {_LIGHTEST:g} a sample is lost in "
+            "float64 sums, so leave it out"
+        )
     mean_one: FloatArray = weight / weight.mean()
     return mean_one
 
 
 def _scan(data: Data, family: Family) -> float:
     """Check every sample once, before anything is computed; give a number that tells data sets apart."""
-    total = 0.0
+    total, lowest, highest = 0.0, np.inf, -np.inf
     for start_row, block in data.source.chunks(data.batch_size):
-        require_finite(block, start_row)
+        require_finite(block, start_row, dtype=data.dtype)
         family.check(block, start_row)
         total += float(block.sum())
+        lowest, highest = min(lowest, float(block.min())), max(highest, float(block.max()))
+    if 0.0 < highest - lowest < 1.0 / largest(data.dtype):
+        raise ValueError(
+            f"X varies by {highest - lowest:g} only; squares of such numbers underflow, so give X in another unit"
+        )
     return total
 
 

@@ -133,12 +133,12 @@ def from_labels(labels: Any, n_samples: int, n_per_label: int) -> tuple[Supervis
     Raises
     ------
     ValueError
-        If the number of labels is not N, or all are missing.
+        If labels are not a list, their number is not N, or all are missing.
     """
     import pandas as pd  # heavy, and only needed here
 
-    if n_per_label < 1:
-        raise ValueError(f"n_per_label is {n_per_label}; it must be at least 1")
+    if np.ndim(labels) != 1:
+        raise ValueError(f"labels has {np.ndim(labels)} dimensions; it must be a list of one label a sample")
     if len(labels) != n_samples:
         raise ValueError(f"labels has {len(labels)} entries; X has {n_samples} samples")
     values = labels.to_numpy() if hasattr(labels, "to_numpy") and not _is_categorical(labels, pd) else labels

@@ -182,8 +182,11 @@ def gaussian_pair(P: Mixture, Q: Mixture) -> tuple[GaussianComponents, GaussianC
     ValueError
         If the families or the numbers of features differ.
     TypeError
-        If the family has no inner plans.
+        If one is no mixture, or the family has no inner plans.
     """
+    for side, mixture in (("source", P), ("target", Q)):
+        if not hasattr(mixture, "components"):
+            raise TypeError(f"the {side} is of type {type(mixture).__name__}; it must be a Mixture (omt.fit_mixture)")
     if P.family != Q.family:
         raise ValueError(
             f"source is a mixture of family {P.family!r} and target of {Q.family!r}; they must be the same"

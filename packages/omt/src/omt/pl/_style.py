@@ -77,8 +77,10 @@ def finish(ax: Axes, *, show: bool | None, save: str | Path | bool | None, name:
     figure: Any = ax.figure
     if save is not None and save is not False:
         text = ".png" if save is True else str(save)
-        path = Path("figures") / f"{name}{text}" if text.startswith(".") and "/" not in text else Path(text)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(text)
+        if text.startswith(".") and "/" not in text:
+            path = Path("figures") / f"{name}{text}"
+            path.parent.mkdir(exist_ok=True)
         with atomic_write(path) as temporary:
             figure.savefig(temporary, dpi=150, bbox_inches="tight")
     if show:

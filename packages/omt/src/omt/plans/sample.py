@@ -281,10 +281,10 @@ class SamplePlan:
         Raises
         ------
         ValueError
-            If ``top_k`` is below 1.
+            If ``top_k`` is no integer or below 1.
         """
-        if top_k < 1:
-            raise ValueError(f"top_k is {top_k}; it must be at least 1")
+        if not isinstance(top_k, (int, np.integer)) or top_k < 1:
+            raise ValueError(f"top_k is {top_k!r}; it must be an integer and at least 1")
         N, M = self.shape
         width = min(int(top_k), M)
         data, columns = np.empty((N, width)), np.empty((N, width), dtype=np.int64)

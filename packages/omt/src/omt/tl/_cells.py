@@ -132,8 +132,9 @@ def cells_of(adata: AnnData, model: GroupedMixtures, position: int) -> NDArray[n
     groups = group_cells(adata, model.groupby)
     value = model.groups[position]
     if value not in groups.values:
+        listed = _listed([value])
         raise ValueError(
-            f"adata.obs[{model.groupby!r}] has no cell of {value!r}, for which a mixture was "
+            f"adata.obs[{model.groupby!r}] has no cell of {listed}, for which a mixture was "
             f"fitted; it has: {_listed(groups.values)}"
         )
     return np.flatnonzero(groups.codes == groups.values.index(value))
