@@ -356,6 +356,17 @@ def test_cells_with_other_features_than_the_model_are_refused(folder, tmp_path):
     assert "'X_state' has 4 features here and had 10 when the mixtures were fitted" in result.stderr
 
 
+@pytest.mark.parametrize(("place", "message"), [("nowhere/s.h5ad", "does not exist"), (".", "is a folder")])
+def test_an_output_that_cannot_be_written_is_refused_before_the_input_is_read(folder, tmp_path, place, message):
+    (tmp_path / "empty.h5ad").write_bytes(b"")
+    result = run(
+        *("push", tmp_path / "empty.h5ad", folder / "chain", "--source", 0, "--target", 1, "-o", tmp_path / place),
+        status=2,
+    )
+    assert "cannot write" in result.stderr
+    assert message in result.stderr
+
+
 def test_version_is_that_of_the_distribution():
     assert run("--version").stdout.strip() == f"omt {version('omt')}"
 

@@ -511,9 +511,17 @@ GOOD = np.random.default_rng(0).normal(size=(10, 2))
             {"X": sparse.csr_matrix(GOOD), "n_components": 2},
             r"X is sparse, .*give a dense representation .*use_rep='X_pca'",
         ),
+        ({"X": GOOD, "n_components": 2, "random_state": -1}, "random_state is -1; it must be an integer ≥ 0"),
+        ({"X": GOOD, "n_components": 2, "tol": "small"}, "tol is 'small'; it must be a finite number ≥ 0"),
+        ({"X": np.ma.masked_less(GOOD, 0.0)}, "X is a masked array with masked entries"),
+        ({"X": GOOD * 1e160}, r"row 0, column 0; squares of numbers beyond 1e\+150 overflow"),
+        ({"X": GOOD * 1e20, "dtype": "float32"}, r"squares of numbers beyond 1e\+17 overflow"),
+        ({"X": GOOD * 1e-160}, r"X varies by \S+e-160 only; squares of such numbers underflow"),
+        ({"X": GOOD, "sample_weight": [1.0] * 9 + [1e-30]}, r"sample_weight\[9\] is 1e-30 of the largest weight"),
+        ({"X": GOOD, "labels": [["a"]] * 10}, "labels has 2 dimensions; it must be a list of one label a sample"),
         ({"X": GOOD, "labels": ["a"] * 9}, "labels has 9 entries; X has 10 samples"),
         ({"X": GOOD, "labels": [None] * 10}, "labels are all missing"),
-        ({"X": GOOD, "labels": ["a"] * 10, "n_per_label": 0}, "n_per_label is 0; it must be at least 1"),
+        ({"X": GOOD, "labels": ["a"] * 10, "n_per_label": 0}, "n_per_label is 0; it must be an integer ≥ 1"),
         (
             {"X": GOOD, "labels": ["a"] * 10, "responsibilities": np.ones((10, 1))},
             "labels or responsibilities, not both",
@@ -543,6 +551,11 @@ def test_bad_input_is_refused_with_the_reason(arguments, message):
 def test_a_checkpoint_in_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"checkpoint: the folder .*nowhere does not exist"):
         fit_mixture(GOOD, 2, checkpoint=tmp_path / "nowhere" / "state.npz")
+
+
+def test_a_checkpoint_that_is_a_folder_is_refused(tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"checkpoint: .* is a folder; give the name of a file"):
+        fit_mixture(GOOD, 2, checkpoint=tmp_path)
 
 
 def test_a_family_must_be_one():

@@ -111,6 +111,8 @@ def test_components_of_one_type_may_share_its_name():
     [
         (lambda: l2_uvp([[0.0]], [[0.0], [1.0]]), r"mapped has shape \(1, 1\) and truth \(2, 1\)"),
         (lambda: l2_uvp([[0.0]], [[0.0]]), "the target's variance is 0; it must be > 0"),
+        (lambda: l2_uvp([[0.0]], [[0.0]], np.inf), "the target's variance is inf; it must be > 0 and finite"),
+        (lambda: w2([[0.0]], [[0.0]], mu=[0.5], nu=[1.0]), "mu sums to 0.5 and nu to 1; they must have equal sums"),
         (lambda: w2([[0.0]], [[0.0, 1.0]]), "X has 1 features and Y has 2; they must have the same"),
         (
             lambda: w2([[0.0]], [[0.0]], mu=[0.5, 0.5]),

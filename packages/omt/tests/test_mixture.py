@@ -205,6 +205,32 @@ def test_a_foreign_npz_is_refused(tmp_path, mixture):
         Mixture.load(tmp_path / "m")
 
 
+def test_an_array_that_is_neither_number_nor_text_is_refused(tmp_path, mixture):
+    mixture.save(tmp_path / "m")
+    np.savez(tmp_path / "m" / "mixture.npz", meta=np.array(["2020-01-01"], dtype="datetime64[D]"))
+    with pytest.raises(ValueError, match=r"array meta.npy has dtype datetime64\[D\]; omt stores numbers and text"):
+        Mixture.load(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"names": np.array(["a"])}, "this stored mixture has 1 names and 4 components"),
+        ({"parameters": None}, r"this stored mixture was not written by omt, or is damaged \(AttributeError"),
+    ],
+)
+def test_a_stored_mixture_that_was_changed_is_refused(mixture, change, message):
+    with pytest.raises(ValueError, match=message):
+        Mixture.from_dict(mixture.to_dict() | change)
+
+
+def test_a_sample_without_density_is_refused_by_row():
+    mixture = Mixture.from_gaussians([0.5, 0.5], [[0.0], [1.0]], np.full((2, 1, 1), 1e-20))
+    X = np.array([[0.0], [1e149], [1.0]])
+    with pytest.raises(ValueError, match="row 1 of X is so far from every component that it has no density"):
+        mixture.responsibilities(X)
+
+
 def test_a_missing_folder_is_named(tmp_path, mixture):
     with pytest.raises(FileNotFoundError, match="holds no mixture"):
         Mixture.load(tmp_path / "nowhere")

@@ -206,10 +206,16 @@ def test_a_picture_is_drawn_on_the_axes_given():
 
 
 def test_save_writes_the_file_named(tmp_path):
-    file = tmp_path / "sub" / "picture.png"
+    file = tmp_path / "picture.png"
     omt.pl.transitions(two_groups(3), 0, 1, save=file)
     assert plt.imread(file).ndim == 3
-    assert [p.name for p in file.parent.iterdir()] == ["picture.png"]
+    assert [p.name for p in tmp_path.iterdir()] == ["picture.png"]
+
+
+def test_save_into_a_missing_folder_is_refused_and_creates_nothing(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"the folder .*/sub does not exist"):
+        omt.pl.transitions(two_groups(3), 0, 1, save=tmp_path / "sub" / "picture.png")
+    assert not list(tmp_path.iterdir())
 
 
 def test_save_with_a_suffix_writes_into_figures_as_scanpy_does(tmp_path, monkeypatch):

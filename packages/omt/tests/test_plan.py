@@ -443,7 +443,7 @@ def test_vectors_of_the_wrong_length_are_refused():
 
 def test_bad_export_arguments_are_refused():
     ours = SamplePlan(*random_problem(19))
-    with pytest.raises(ValueError, match="top_k is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="top_k is 0; it must be an integer and at least 1"):
         ours.to_sparse(0)
     with pytest.raises(ValueError, match="direction is 'up'; it must be 'forward', 'backward' or 'joint'"):
         ours.cell_transition(["a"] * 30, ["b"] * 25, direction="up")

@@ -337,9 +337,30 @@ def test_different_dimensions_are_refused(random_mixture):
 def test_different_families_are_refused(pair):
     from types import SimpleNamespace
 
-    other = SimpleNamespace(family="poisson", d=3, K=5, weights=pair[1].weights, names=pair[1].names)
+    other = SimpleNamespace(family="poisson", d=3, K=5, components=pair[1].components, names=pair[1].names)
     with pytest.raises(ValueError, match="source is a mixture of family 'gaussian' and target of 'poisson'"):
         omt.transport(pair[0], other)
+
+
+def test_what_is_no_mixture_is_refused_by_side(pair):
+    with pytest.raises(TypeError, match=r"the target is of type ndarray; it must be a Mixture \(omt.fit_mixture\)"):
+        omt.transport(pair[0], np.zeros((3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        ("coupling", lambda table: table * np.nan, "coupling of this stored transport has entries that are not finite"),
+        ("coupling", lambda table: -table, "coupling of this stored transport has negative entries"),
+        ("epsilon", lambda _: -1.0, "epsilon of this stored transport is -1.0; it must be a finite number ≥ 0"),
+        ("lam", lambda _: np.inf, "lam of this stored transport is inf; it must be a finite number ≥ 0"),
+        ("lam", lambda _: None, r"this stored transport was not written by omt, or is damaged \(TypeError"),
+    ],
+)
+def test_a_stored_transport_that_was_changed_is_refused(pair, entry, value, message):
+    stored = omt.transport(*pair).to_dict()
+    with pytest.raises(ValueError, match=message):
+        omt.Transport.from_dict(stored | {entry: value(stored[entry])}, source=pair[0], target=pair[1])
 
 
 def test_infeasible_lineage_names_the_component(pair):

@@ -286,7 +286,7 @@ def _resumable(store: Checkpoint) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------ checks
-def _check_ranges(*, tol: float, dtype: str, **counts: Any) -> None:
+def _check_ranges(*, tol: Any, dtype: Any, **counts: Any) -> None:
     for name, value in counts.items():
         least = 0 if name == "random_state" else 1
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:

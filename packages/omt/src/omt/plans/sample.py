@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -283,10 +283,11 @@ class SamplePlan:
         ValueError
             If ``top_k`` is no integer or below 1.
         """
-        if not isinstance(top_k, (int, np.integer)) or top_k < 1:
+        requested: Any = top_k
+        if not isinstance(requested, (int, np.integer)) or requested < 1:
             raise ValueError(f"top_k is {top_k!r}; it must be an integer and at least 1")
         N, M = self.shape
-        width = min(int(top_k), M)
+        width = min(int(requested), M)
         data, columns = np.empty((N, width)), np.empty((N, width), dtype=np.int64)
         kept_mass = total_mass = 0.0
         for start, block in self._dense_blocks():
