@@ -93,7 +93,7 @@ _NAMES_OF: dict[str, tuple[str, ...]] = {
 }
 _HOME = {name: module for module, names in _NAMES_OF.items() for name in names}
 # Reached as attributes, e.g. shared_core.plot.expert_load, without an import statement of their own.
-_SUBMODULES = frozenset(_NAMES_OF) | {"kernels", "plot"}
+_SUBMODULES = frozenset(_NAMES_OF) | {"integrations", "kernels", "parallel", "plot"}
 
 
 def __getattr__(name: str) -> Any:
