@@ -14,6 +14,9 @@ from members import ROOT, load_members
 
 _FENCE = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _MAX_NOT_RUN = 2
+# An example for several processes shows this command in its first lines.
+_PROCESSES = "--standalone --nproc-per-node=2"
+_TORCHRUN = ["-m", "torch.distributed.run", *_PROCESSES.split()]
 
 READMES = [ROOT / "README.md", *(ROOT / m.path / "README.md" for m in load_members())]
 EXAMPLES = [path for m in load_members() for path in sorted((ROOT / m.path / "examples").glob("*.py"))]
@@ -52,8 +55,8 @@ def test_almost_every_readme_block_is_run(readme):
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda p: f"{p.parent.parent.name}-{p.stem}")
 def test_example_runs(example, tmp_path):
     environment = {**os.environ, "MPLBACKEND": "agg"}
-    done = subprocess.run(
-        [sys.executable, str(example)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    launcher = _TORCHRUN if f"torchrun {_PROCESSES}" in example.read_text(encoding="utf-8") else []
+    command = [sys.executable, *launcher, str(example)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"

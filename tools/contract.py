@@ -16,7 +16,14 @@ from typing import Any
 from members import ROOT
 
 # Modules whose ``__all__`` dependents may rely on.
-PUBLIC_MODULES = ("shared_core", "shared_core.files", "shared_core.kernels", "shared_core.plot")
+PUBLIC_MODULES = (
+    "shared_core",
+    "shared_core.files",
+    "shared_core.integrations.transformers",
+    "shared_core.kernels",
+    "shared_core.parallel",
+    "shared_core.plot",
+)
 FILE = ROOT / "docs" / "core-contract.json"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from shared_core.kernels.assignments import sort_by_expert
 from shared_core.kernels.formula import Formula, Parameters
 
-__all__ = ["accepts", "backward", "forward"]
+__all__ = ["accepts", "backward", "forward", "rows_times_experts", "rows_times_rows"]
 
 _ALIGNMENT = 16  # bytes
 
@@ -60,7 +60,7 @@ def _aligned(matrix: Tensor) -> bool:
     )
 
 
-def _rows_times_experts(rows_NK: Tensor, experts_EKM: Tensor, bounds: Tensor) -> Tensor:
+def rows_times_experts(rows_NK: Tensor, experts_EKM: Tensor, bounds: Tensor) -> Tensor:
     """``[N, K] × [E, K, M] -> [N, M]``; what belongs to no expert is left undefined."""
     if rows_NK.shape[0] > 0 and accepts(rows_NK, experts_EKM):
         return F.grouped_mm(rows_NK, experts_EKM, offs=bounds[1:].to(torch.int32))
@@ -73,7 +73,7 @@ def _rows_times_experts(rows_NK: Tensor, experts_EKM: Tensor, bounds: Tensor) ->
     return out
 
 
-def _rows_times_rows(left_NM: Tensor, right_NP: Tensor, bounds: Tensor) -> Tensor:
+def rows_times_rows(left_NM: Tensor, right_NP: Tensor, bounds: Tensor) -> Tensor:
     """Per expert ``leftᵀ right``: ``[N, M] × [N, P] -> [E, M, P]``, exactly 0 for idle experts."""
     if left_NM.shape[0] > 0 and accepts(left_NM, right_NP):
         stacked = F.grouped_mm(left_NM.t(), right_NP, offs=bounds[1:].to(torch.int32))
@@ -154,7 +154,7 @@ def forward(
     h = formula.hidden(z, dim=1)
     if not formula.weight_input:
         h.mul_(plan.weights.to(x.dtype))
-    y = _rows_times_experts(h, down.mT, bounds)
+    y = rows_times_experts(h, down.mT, bounds)
     if down_bias is not None:
         bias = down_bias.index_select(0, plan.experts)
         y.add_(bias if formula.weight_input else bias.mul_(plan.weights.to(x.dtype)))
@@ -165,7 +165,7 @@ def forward(
 
 
 def _pre_activations(x_N: Tensor, parameters: Parameters, formula: Formula, plan: _Sorted) -> Tensor:
-    z = _rows_times_experts(x_N, parameters.up.mT, plan.bounds)
+    z = rows_times_experts(x_N, parameters.up.mT, plan.bounds)
     if formula.weight_input:
         z.mul_(plan.weights.to(z.dtype))
     if parameters.up_bias is not None:
@@ -195,7 +195,7 @@ def backward(
     weight = plan.weights.to(x.dtype)
     g, x_N = plan.gather(grad), plan.gather(x)
     z = kept_z.view(order.shape[0], up.shape[1]) if kept_z.numel() else _pre_activations(x_N, parameters, formula, plan)
-    dh = plan.clear(_rows_times_experts(g, down, bounds))
+    dh = plan.clear(rows_times_experts(g, down, bounds))
     h, activated = formula.hidden_for_gradient(z, dim=1)
     dw: Tensor | None = None
     if not formula.weight_input:
@@ -205,7 +205,7 @@ def backward(
                 dw += (g * down_bias.index_select(0, plan.experts)).sum(1, dtype=wide)
         h.mul_(weight)
         dh.mul_(weight)
-    ddown = _deliver(_rows_times_rows(g, h, bounds), down_grad) if need_down else None
+    ddown = _deliver(rows_times_rows(g, h, bounds), down_grad) if need_down else None
     ddown_bias = None
     if need_down_bias and down_bias is not None:
         weighted = plan.clear(g.clone()) if formula.weight_input else g * weight
@@ -214,7 +214,7 @@ def backward(
     dup_bias = _sum_by_expert(dz, plan, up_bias) if need_up_bias and up_bias is not None else None
     dx: Tensor | None = None
     if need_x or (need_w and formula.weight_input):
-        dx_N = plan.clear(_rows_times_experts(dz, up, bounds))
+        dx_N = plan.clear(rows_times_experts(dz, up, bounds))
         if formula.weight_input:
             if need_w:
                 dw = (dx_N * x_N).sum(1, dtype=wide)
@@ -223,7 +223,7 @@ def backward(
             dx = plan.combine(dx_N)
     if formula.weight_input:
         dz.mul_(weight)
-    dup = _deliver(_rows_times_rows(dz, x_N, bounds), up_grad) if need_up else None
+    dup = _deliver(rows_times_rows(dz, x_N, bounds), up_grad) if need_up else None
     dweights = None
     if dw is not None:
         dweights = plan.unsort(plan.clear(dw.unsqueeze(1)).squeeze(1)).to(weights.dtype)
@@ -241,4 +241,4 @@ def _deliver(gradient: Tensor, existing: Tensor | None) -> Tensor | None:
 def _sum_by_expert(values: Tensor, plan: _Sorted, like: Tensor) -> Tensor:
     """Sum of every expert's rows, ``[N, M] -> [E, M]``, as a product with ones: no atomics, hence reproducible."""
     ones = values.new_ones(values.shape[0], _ALIGNMENT)  # as wide as grouped_mm's strides demand
-    return _rows_times_rows(ones, values, plan.bounds)[:, 0].to(like.dtype)
+    return rows_times_rows(ones, values, plan.bounds)[:, 0].to(like.dtype)

@@ -19,7 +19,7 @@ from shared_core.checks import check_tensor, may_check_values
 from shared_core.kernels import resolve_backend
 from shared_core.kernels.cpu import product
 from shared_core.kernels.cpu_layout import Layout
-from shared_core.kernels.grouped import _rows_times_experts, _rows_times_rows
+from shared_core.kernels.grouped import rows_times_experts, rows_times_rows
 
 __all__ = ["grouped_linear", "run"]
 
@@ -166,7 +166,7 @@ def _reference(x: Tensor, weight: Tensor, offsets: Tensor, bias: Tensor | None, 
 def _rows_by_experts(x: Tensor, matrices: Tensor, offsets: Tensor, backend: str) -> Tensor:
     """``[N, H] × [E, H, D] -> [N, D]``, undefined where there is no expert."""
     if not _by_expert(x, matrices.shape[0], matrices.shape[2], backend):
-        return _rows_times_experts(x, matrices, offsets)
+        return rows_times_experts(x, matrices, offsets)
     layout = Layout.of(x.dtype, max(matrices.shape[1:]))
     limits = offsets.tolist()
     y = x.new_empty(x.shape[0], matrices.shape[2])
@@ -187,7 +187,7 @@ def _rows_by_rows(left: Tensor, right: Tensor, offsets: Tensor, backend: str) ->
     """Per expert ``leftᵀ right``: ``[N, M] × [N, P] -> [E, M, P]``, exactly 0 for idle experts."""
     num_experts = offsets.shape[0] - 1
     if not _by_expert(left, num_experts, right.shape[1], backend):
-        return _rows_times_rows(left, right, offsets)
+        return rows_times_rows(left, right, offsets)
     layout = Layout.of(left.dtype, max(left.shape[1], right.shape[1]))
     limits = offsets.tolist()
     stacked = left.new_empty(num_experts, left.shape[1], right.shape[1])
