@@ -3,8 +3,9 @@
     python tools/bench.py omt                      # packages/omt/benchmarks/RESULTS.md
     python tools/bench.py omt --only solver,em
 
-Every ``benchmarks/bench_<what>.py`` is a plain script that prints one table. Sections of scripts that were not run stay
-as they are, each with the machine, versions and commit it was measured on.
+Every ``benchmarks/bench_<what>.py`` is a plain script that prints one table, or ends with 2 where it cannot run (no
+GPU).
+Sections of scripts that were not run stay as they are, each with the machine, versions and commit it was measured on.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from members import ROOT, Member, load_members
 
 _REPORTED = ("numpy", "scipy", "torch", "transformers", "POT", "ott-jax", "scikit-learn")
+_CANNOT_RUN_HERE = 2  # the script has said why, on stderr
 _SECTION = re.compile(r"^## (?P<name>[^\n]+)\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -54,14 +56,16 @@ def commit() -> str:
     return done.stdout.strip() or "unknown"
 
 
-def run_script(script: Path) -> str:
-    """Run one benchmark on one thread and return its section of the results."""
+def run_script(script: Path) -> str | None:
+    """Run one benchmark on one thread and return its section of the results, or None if it needs another machine."""
     command = f"python {script.relative_to(ROOT).as_posix()}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
     start = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(script)], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
     )
+    if done.returncode == _CANNOT_RUN_HERE:
+        return None
     if done.returncode:
         raise RuntimeError(f"{command} ended with status {done.returncode}")
     return (
@@ -84,7 +88,9 @@ def bench(member: Member, only: set[str]) -> None:
     for name, script in scripts.items():
         if not only or name in only:
             print(f"{member.name}: {name}", file=sys.stderr, flush=True)
-            sections[name] = run_script(script)
+            measured = run_script(script)
+            if measured is not None:
+                sections[name] = measured
         kept = [sections[n] for n in scripts if n in sections]
         head = (
             f"# Measured: {member.name}\n\n`make bench P={member.name}` writes this file. Ratios within one run are "
