@@ -1,5 +1,6 @@
 """The doctor's report against the sources it describes."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import torch
 
 from shared_core import cli, doctor
 from shared_core.kernels import choose_backend
+from shared_core.kernels.triton import aot
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,65 @@ def test_onednn_operator_is_trusted_only_where_it_multiplies_correctly(facts):
     y = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     correct = torch.allclose(y.double(), x.double() @ weight.double().T, atol=1e-5)
     assert facts["onednn"]["computes_correctly"] == correct
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing where there is no device")
+@pytest.mark.parametrize(
+    ("interpret", "run_here", "because"),
+    [("1", True, "in Triton's interpreter"), ("", False, "there is no CUDA device; TRITON_INTERPRET=1 runs them")],
+)
+def test_it_says_whether_triton_kernels_run_here(monkeypatch, interpret, run_here, because):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    found = doctor.report()["triton"]
+    assert (found["run_here"], found["interpreter"]) == (run_here, run_here)
+    assert found["because"].startswith(because)
+
+
+def test_it_says_that_an_old_device_runs_no_triton_kernels(monkeypatch):
+    pytest.importorskip("triton")
+    old = {"device": "cuda:0", "name": "old", "capability": "7.5", "memory_gib": 16.0}
+    assert doctor._triton([old])["because"] == "needs compute capability 8.0 or higher, but this device has 7.5"
+
+
+COMPILED = aot.Compiled(
+    90, "up", "prefill", "64x64x32", 4, 1.5, cubin_bytes=10, shared_bytes=50 * 1024, instructions=("wgmma.mma_async",)
+)
+
+
+@pytest.fixture
+def compiled_elsewhere(monkeypatch):
+    """Let the ahead-of-time check find these programs without compiling."""
+    programs = []
+    monkeypatch.setattr(aot, "_compile_elsewhere", lambda *_: iter(programs))
+    return programs
+
+
+def test_kernels_compiled_ahead_of_time_are_summed_up_by_architecture(capsys, compiled_elsewhere):
+    pytest.importorskip("triton")
+    compiled_elsewhere += [COMPILED, COMPILED]
+    code, streams = run(capsys, "doctor", "--aot")
+    assert code == 0
+    assert "sm_90 │ 2 │ wgmma.mma_async │ 50 KiB" in " ".join(streams.out.split())
+
+
+def test_a_failed_ahead_of_time_check_ends_with_1_and_says_why(capsys, compiled_elsewhere):
+    pytest.importorskip("triton")
+    compiled_elsewhere += [COMPILED, dataclasses.replace(COMPILED, shared_bytes=300 * 1024)]
+    code, streams = run(capsys, "doctor", "--aot", "--json")
+    assert code == 1
+    assert json.loads(streams.out)["ahead_of_time"]["failures"] == [
+        "sm_90 up (prefill; 64x64x32): 300.0 KiB of shared memory exceed 227 KiB"
+    ]
+    assert streams.err.strip().endswith("shared-core: the ahead-of-time check failed")
+
+
+def test_an_ahead_of_time_check_without_triton_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr("shared_core.kernels._HAS_TRITON", False)
+    code, streams = run(capsys, "doctor", "--aot")
+    assert code == 1
+    assert "the ahead-of-time check needs Triton, which is not installed" in streams.err
+    assert "Traceback" not in streams.err
 
 
 def test_command_prints_the_report_as_json(capsys, facts):

@@ -248,3 +248,13 @@ def test_expert_choice_capacity_that_is_whole_but_for_rounding_gives_no_extra_pl
     q = torch.rand(30, 3, generator=generator)
     taken = ExpertChoice(1.1)(q, 1)  # 30 / 3 * 1.1 = 11
     assert torch.bincount(taken.flatten(), minlength=4)[:3].tolist() == [11, 11, 11]
+
+
+def test_experts_beyond_the_cap_do_not_fill_up_a_row_with_too_few_available():
+    q = torch.tensor([[0.5, 0.4, -torch.inf, -torch.inf]])
+    assert GroupCappedTopK(torch.tensor([0, 0, 1, 1]))(q, 2).tolist() == [[0, 4]]
+
+
+def test_experts_of_other_groups_do_not_fill_up_a_row_with_too_few_available():
+    q = torch.tensor([[0.5, -torch.inf, 0.1, 0.2]])
+    assert GroupLimitedTopK(num_groups=2, top_groups=1)(q, 2).tolist() == [[0, 4]]

@@ -166,8 +166,10 @@ def bench(
     with _bad_input():
         if find_spec("torch") is None:
             raise ImportError("bench needs PyTorch: pip install 'shared-core[torch]'")
+        import torch
+
         from shared_core.bench import make_cases, missing_peers_note, parse_shape, read_rows, run_bench
-        from shared_core.kernels import check_backend
+        from shared_core.kernels import resolve_backend
 
         if json_file is not None:
             _check_folder(json_file)
@@ -177,7 +179,7 @@ def bench(
         cases = make_cases(shapes, rows, dtype.split(","), backward=backward, routings=routing.split(","))
         backends = backend.split(",")
         for name in backends:
-            check_backend(name)
+            resolve_backend(name, torch.device("cpu"), torch.float32)  # where the benchmark runs
     if (note := missing_peers_note()) is not None:
         print(f"shared-core: {note}", file=sys.stderr)
     with _progress(len(cases), quiet) as advance:
@@ -200,17 +202,31 @@ def bench(
 
 
 def doctor(
+    aot: Annotated[
+        bool,
+        typer.Option("--aot", help="Also compile every Triton kernel for sm_80, sm_90 and sm_100 (minutes; no GPU)."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress on stderr.")] = False,
 ) -> None:
     """Show versions, CPU features, and which backend "auto" picks for which dtype and why."""
     from shared_core import doctor as doctor_
 
-    facts = doctor_.report()
+    if aot:
+        with _progress(None, quiet) as advance:
+            try:
+                facts = doctor_.report(ahead_of_time=True, progress=advance)
+            except RuntimeError as error:
+                _fail(str(error), code=1)
+    else:
+        facts = doctor_.report()
     if as_json:
         _print_json(facts)
     else:
         for table in doctor_.tables(facts):
             _print(table)
+    if facts.get("ahead_of_time", {}).get("failures"):
+        _fail("the ahead-of-time check failed", code=1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -316,8 +332,8 @@ def _whole_number(option: str, text: str) -> int:
 
 
 @contextmanager
-def _progress(steps: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Give a function to call before each step with its name; draws a bar on stderr."""
+def _progress(steps: int | None, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Give a function to call before each step with its name; draws a bar on stderr. None: nobody knows how many."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

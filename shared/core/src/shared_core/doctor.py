@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,20 +19,35 @@ _PACKAGES = ("shared-core", "numpy", "torch", "triton", "transformers", "safeten
 _DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 
-def report() -> dict[str, Any]:
+def report(*, ahead_of_time: bool = False, progress: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Collect versions, CPU, threads and the choice of backends.
+
+    Parameters
+    ----------
+    ahead_of_time
+        Also compile every Triton kernel for every supported generation of devices (a minute or two, no device needed;
+        see :func:`shared_core.kernels.triton.aot.check`).
+    progress
+        Is given the name of every program compiled.
 
     Returns
     -------
     dict
-        ``versions`` (None: not installed), ``cpu``, ``threads``, ``accelerators``, ``onednn`` and ``backends`` (a list
-        of ``device, dtype, backend, reason``). Without torch the last four are empty. JSON-serialisable.
+        ``versions`` (None: not installed), ``cpu``, ``threads``, ``accelerators``, ``onednn``, ``triton`` (whether its
+        kernels run here, why not, and whether interpreted) and ``backends`` (a list of ``device, dtype, backend,
+        reason``). Without torch the last five are empty. With ``ahead_of_time`` also that: ``failures`` (a line each),
+        ``architectures`` and ``programs``. JSON-serialisable.
+
+    Raises
+    ------
+    RuntimeError
+        With ``ahead_of_time``, if torch or Triton is not installed.
 
     Examples
     --------
     >>> from shared_core import doctor
     >>> sorted(doctor.report())
-    ['accelerators', 'backends', 'cpu', 'onednn', 'threads', 'versions']
+    ['accelerators', 'backends', 'cpu', 'onednn', 'threads', 'triton', 'versions']
     """
     found = {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
     facts: dict[str, Any] = {
@@ -39,20 +56,25 @@ def report() -> dict[str, Any]:
         "threads": {},
         "accelerators": [],
         "onednn": {},
+        "triton": {},
         "backends": [],
     }
-    if found["torch"] is None:
-        return facts
     try:
         import torch  # noqa: F401 - this module works without torch
     except (ImportError, OSError) as error:
-        found["torch"] += f", but it cannot be imported: {error}"
+        if found["torch"] is not None:
+            found["torch"] += f", but it cannot be imported: {error}"
+        if ahead_of_time:
+            raise RuntimeError("the ahead-of-time check needs PyTorch: pip install 'shared-core[torch]'") from error
         return facts
     facts["cpu"].update(_cpu_features())
     facts["threads"] = _threads()
     facts["accelerators"] = _accelerators()
     facts["onednn"] = _onednn()
+    facts["triton"] = _triton(facts["accelerators"])
     facts["backends"] = _backends([a["device"] for a in facts["accelerators"]])
+    if ahead_of_time:
+        facts["ahead_of_time"] = _ahead_of_time(progress)
     return facts
 
 
@@ -116,6 +138,7 @@ def tables(facts: dict[str, Any]) -> list[Table]:
         ("CPU", facts["cpu"]),
         ("threads", facts["threads"]),
         ("oneDNN product", facts["onednn"]),
+        ("Triton kernels", facts["triton"]),
     ):
         if values:
             table = Table(title=title, title_justify="left", show_header=False)
@@ -132,6 +155,19 @@ def tables(facts: dict[str, Any]) -> list[Table]:
         for choice in facts["backends"]:
             table.add_row(choice["device"], choice["dtype"], choice["backend"], choice["reason"])
         laid_out.append(table)
+    if "ahead_of_time" in facts:
+        heads = ("arch", "programs", "products by", "shared", "registers", "spilled", "seconds")
+        table = Table(*heads, title="Triton kernels compiled ahead of time (largest need)", title_justify="left")
+        for each in facts["ahead_of_time"]["architectures"]:
+            sizes = (f"{each['shared_kib']:.0f} KiB", str(each["registers"]), f"{each['spilled_bytes']} B")
+            instructions = ", ".join(each["instructions"])
+            table.add_row(each["architecture"], str(each["programs"]), instructions, *sizes, f"{each['seconds']:.0f}")
+        laid_out.append(table)
+        if facts["ahead_of_time"]["failures"]:
+            table = Table("failure", title="what is wrong with them", title_justify="left")
+            for line in facts["ahead_of_time"]["failures"]:
+                table.add_row(line)
+            laid_out.append(table)
     return laid_out
 
 
@@ -196,6 +232,35 @@ def _onednn() -> dict[str, Any]:
         "operator": "torch.ops.mkldnn._linear_pointwise",
         "exists": hasattr(torch.ops.mkldnn, "_linear_pointwise"),
         "computes_correctly": onednn_usable(),
+    }
+
+
+def _triton(accelerators: list[dict[str, Any]]) -> dict[str, Any]:
+    from shared_core.kernels import interpreted, triton_obstacle
+
+    capability = None
+    if accelerators:
+        major, minor = accelerators[0]["capability"].split(".")
+        capability = int(major), int(minor)
+    # Of a CPU without interpreter only one thing is to be said, which is shorter here than at a tensor.
+    obstacle = triton_obstacle("cuda", capability, None)
+    by = f"on {accelerators[0]['device']}" if accelerators else "in Triton's interpreter"
+    if obstacle is None and not accelerators and not interpreted():
+        obstacle = "there is no CUDA device; TRITON_INTERPRET=1 runs them in Triton's interpreter (slow, for tests)"
+    return {"run_here": obstacle is None, "because": obstacle or by, "interpreter": interpreted()}
+
+
+def _ahead_of_time(progress: Callable[[str], None] | None) -> dict[str, Any]:
+    from shared_core.kernels.triton import aot
+
+    try:
+        checked = aot.check(progress=progress)
+    except aot.AheadOfTimeError as error:
+        checked = error.report
+    return {
+        "failures": list(checked.failures),
+        "architectures": checked.by_architecture(),
+        "programs": [dataclasses.asdict(each) for each in checked.compiled],
     }
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from shared_core.balancer import BiasBalancer
 from shared_core.checks import check_indices, check_logits, check_top_k, eager_cpu, flat_mask, rows_of_experts
 from shared_core.gates import LinearGate
+from shared_core.kernels.gating_ops import fused_gate
 from shared_core.routing import Routing
 from shared_core.selection import Selection, TopK
 
@@ -117,6 +118,17 @@ def route(
         keep = flat_mask(mask, shape[:-1])
         z = torch.where(keep.unsqueeze(-1), z, 0.0)  # whatever padding holds, NaN too, ends here
 
+    bias = None
+    if selection_bias is not None:
+        bias = rows_of_experts("selection_bias", selection_bias, shape).detach().to(z.dtype)
+        bias = bias.expand(shape).reshape(-1, num_experts)
+    policy = _BEST if selection is None else selection
+    # One kernel for all that follows, where there is one for this device, policy and size.
+    fused = fused_gate(z, bias, keep, top_k, policy, sigmoid=score == "sigmoid", renormalize=renormalize, scale=scale)
+    if fused is not None:
+        indices, weights, scores = fused
+        return Routing(indices, weights, z, scores, num_experts, keep)
+
     # One look on the CPU spares four passes; where values cannot be read, the careful form runs always.
     plain = z.detach()
     all_available = eager_cpu(plain) and plain.numel() > 0 and plain.amin().item() > -math.inf
@@ -124,14 +136,12 @@ def route(
     scores = _scores(z, score, unavailable)
 
     q = scores.detach()
-    if selection_bias is not None:
-        bias = rows_of_experts("selection_bias", selection_bias, shape).detach().to(q.dtype)
-        q = q + bias.expand(shape).reshape(-1, num_experts)
+    if bias is not None:
+        q = q + bias
     if unavailable is not None:
         q = q.masked_fill(unavailable, -math.inf)
     if keep is not None:
         q = q.masked_fill(~keep.unsqueeze(-1), -math.inf)
-    policy = _BEST if selection is None else selection
     indices = check_choice(policy, policy(q, top_k), q)
 
     if type(policy) is TopK and all_available and selection_bias is None and keep is None:

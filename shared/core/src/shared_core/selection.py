@@ -129,7 +129,13 @@ class GroupLimitedTopK:
             score = first + second.masked_fill(second.isneginf(), 0.0)
         kept = top_indices(score, self.top_groups)
         out = torch.ones_like(score, dtype=torch.bool).scatter(1, kept, False)
-        return top_indices(members.masked_fill(out.unsqueeze(-1), -math.inf).view(rows, experts), k)
+        return _available(members.masked_fill(out.unsqueeze(-1), -math.inf).view(rows, experts), k)
+
+
+def _available(q: Tensor, k: int) -> Tensor:
+    """The ``k`` best, and the sentinel where fewer are left: what a policy ruled out must not fill up a row."""
+    chosen = top_indices(q, k)
+    return chosen.masked_fill(q.gather(1, chosen).isneginf(), q.shape[1])
 
 
 class GroupCappedTopK(nn.Module):
@@ -201,7 +207,7 @@ class GroupCappedTopK(nn.Module):
         best = top_indices(inside, self.cap)
         kept = members.expand_as(inside).gather(2, best).flatten(1)
         capped = torch.full_like(padded, -math.inf).scatter(1, kept, padded.gather(1, kept))
-        return top_indices(capped[:, :-1], k)
+        return _available(capped[:, :-1], k)
 
     def extra_repr(self) -> str:
         """Sizes for ``print(module)``."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import io
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from shared_core import Routing, load_stats
 from shared_core.integrations.transformers import capture_routing
 
 Build = Callable[..., Any]
+GATE = "model.layers.0.mlp.gate"
 
 
 @pytest.fixture
@@ -163,6 +167,60 @@ def test_a_forward_that_was_replaced_before_is_back_afterwards(build: Build, tok
     with capture_routing(model):
         model(tokens)
     assert gate.__dict__["forward"] is mine
+
+
+def test_blocks_may_end_in_the_order_in_which_they_began(build: Build, tokens: Tensor) -> None:
+    model, rows = build("mixtral", "shared_core"), tokens.numel()
+    one, other = contextlib.ExitStack(), contextlib.ExitStack()
+    early, late = one.enter_context(capture_routing(model)), other.enter_context(capture_routing(model))
+    model(tokens)
+    one.close()
+    model(tokens)
+    other.close()
+    model(tokens)
+    assert [routings[GATE].num_rows for routings in (early, late)] == [rows, 2 * rows]
+    assert not forwards(model)
+
+
+def test_a_copy_made_inside_runs_on_its_own_weights_and_is_not_recorded(build: Build, tokens: Tensor) -> None:
+    model = build("mixtral", "shared_core")
+    expected = model(tokens).logits
+    with capture_routing(model) as routings:
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+        torch.testing.assert_close(twin(tokens).logits, expected)
+    assert not routings
+
+
+def test_a_model_can_be_pickled_inside(build: Build, tokens: Tensor) -> None:
+    model, file = build("mixtral", "shared_core"), io.BytesIO()
+    with capture_routing(model) as routings:
+        torch.save(model, file)
+        loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+        logits = loaded(tokens).logits
+    assert not routings
+    torch.testing.assert_close(logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_forward_of_somebody_elses_is_copied_with_its_instance(build: Build, tokens: Tensor, inside: bool) -> None:
+    model = build("mixtral", "shared_core")
+    gate = model.model.layers[0].mlp.gate
+    original = type(gate).forward
+    gate.forward = types.MethodType(lambda self, x: original(self, -x), gate)
+    expected = model(tokens).logits
+    with capture_routing(model) if inside else contextlib.nullcontext():
+        twin = copy.deepcopy(model)
+    torch.testing.assert_close(twin(tokens).logits, expected)
+
+
+def test_no_rows_have_logits(build: Build) -> None:
+    block = build("mixtral", "shared_core").model.layers[0].mlp
+    with capture_routing(block) as routings:
+        block(torch.empty(1, 0, 32))
+    assert routings["gate"].logits.shape == (0, 6)
 
 
 def test_nothing_captured_is_part_of_a_graph(build: Build, tokens: Tensor) -> None:

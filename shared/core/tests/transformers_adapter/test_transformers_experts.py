@@ -217,6 +217,23 @@ def test_no_rows_give_no_rows(make: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("make", [mixtral, gpt_oss])
+@pytest.mark.parametrize("index", [-1, EXPERTS + 1, 2**40])
+def test_an_index_of_no_expert_is_refused_by_its_value(make: Callable[..., Any], index: int) -> None:
+    x, indices, weights = problem()
+    indices[1, 0] = index
+    with pytest.raises(ValueError, match=rf"indices must lie in 0\.\.{EXPERTS} .* got .*{index}"):
+        outcome(make(), "shared_core", x, indices, weights)
+
+
+@pytest.mark.parametrize("make", [mixtral, gpt_oss])
+def test_experts_without_values_give_the_shape(make: Callable[..., Any]) -> None:
+    module = make().to("meta")
+    module.config._experts_implementation = "shared_core"
+    out = module(*(t.to("meta") for t in problem()))
+    assert (out.shape, out.device.type) == ((ROWS, HIDDEN), "meta")
+
+
+@pytest.mark.parametrize("make", [mixtral, gpt_oss])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bit_experts_are_as_exact_as_eager(make: Callable[..., Any], dtype: torch.dtype) -> None:
     module = make()

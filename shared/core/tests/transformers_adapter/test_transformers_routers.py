@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -125,6 +126,32 @@ def test_the_gate_is_the_models_own_parameter(build: Build, family: str) -> None
     with replace_routers(model := build(family), same_rule) as rules:
         for name, rule in rules.items():
             assert rule.gate.weight is model.get_submodule(name).weight
+
+
+def test_the_rule_is_found_under_autocast_and_in_any_default_dtype(build: Build, family: str) -> None:
+    sites = [part for part in build(family).modules() if type(part).__name__.lower().endswith("router")]
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
+    expected = as_router(sites[-1])(x).dense()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            ours = as_router(sites[-1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(ours(x).dense(), expected)
+
+
+def test_a_router_made_in_inference_mode_can_be_trained_later(build: Build) -> None:
+    theirs = build("deepseek_v3").model.layers[1].mlp.gate
+    with torch.inference_mode():
+        ours = as_router(theirs).train()
+    ours(torch.ones(5, 32)).weights.square().sum().backward()
+    assert int(ours.balancer.tokens_per_expert.sum()) == 15
+
+
+def test_a_router_without_values_is_refused(build: Build) -> None:
+    with pytest.raises(ValueError, match="MixtralTopKRouter are on the meta device"):
+        as_router(build("mixtral").model.layers[0].mlp.gate.to("meta"))
 
 
 def test_a_router_that_softcaps_is_refused_by_its_class() -> None:
@@ -317,6 +344,28 @@ def test_the_model_is_as_before_although_the_factory_failed_halfway(build: Build
     assert not any("forward" in part.__dict__ for part in model.modules())
 
 
+def test_a_replacement_that_ends_inside_of_a_capture_is_over(build: Build, tokens: Tensor) -> None:
+    model = build("mixtral")
+    before = logits_of(model, tokens)
+    replaced, captured = contextlib.ExitStack(), contextlib.ExitStack()
+    replaced.enter_context(replace_routers(model, lambda _, gate: lambda x: route(-F.linear(x, gate.weight), 3)))
+    captured.enter_context(capture_routing(model))
+    assert not torch.allclose(logits_of(model, tokens), before)
+    replaced.close()
+    assert torch.equal(logits_of(model, tokens), before)
+    captured.close()
+    assert torch.equal(logits_of(model, tokens), before)
+
+
+def test_no_rows_are_routed(build: Build, family: str) -> None:
+    model = build(family)
+    name = next(n for n, _ in model.named_modules() if n.endswith((".gate", ".router")))
+    block = model.get_submodule(name.rpartition(".")[0])
+    with replace_routers(block, lambda _, theirs: as_router(theirs)):
+        out = block(torch.empty(1, 0, 32))
+    assert (out[0] if isinstance(out, tuple) else out).shape == (1, 0, 32)
+
+
 def test_capturing_outside_of_a_replacement_sees_the_rule(build: Build, tokens: Tensor) -> None:
     model = build("mixtral")
     opposite = lambda _, router: lambda x: route(-F.linear(x, router.weight), 3)  # noqa: E731
@@ -398,6 +447,36 @@ def test_a_rule_that_is_not_callable_is_refused(build: Build) -> None:
         replace_routers(build("mixtral"), lambda *_: 3),
     ):  # type: ignore[arg-type,return-value]
         pass
+
+
+@pytest.mark.parametrize("factory", [None, {}, nn.Linear(2, 2)])
+def test_a_factory_that_is_no_function_is_refused(build: Build, factory: Any) -> None:
+    with (
+        pytest.raises(TypeError, match=f"factory must be a function .* got {type(factory).__name__}"),
+        replace_routers(build("mixtral"), factory),
+    ):
+        pass
+
+
+def test_the_router_itself_is_refused_as_its_replacement(build: Build) -> None:
+    with (
+        pytest.raises(TypeError, match=r"'model\.layers\.0\.mlp\.gate' is the very router"),
+        replace_routers(build("mixtral"), lambda _, router: router),
+    ):
+        pass
+
+
+def test_an_index_of_no_expert_is_refused(build: Build, tokens: Tensor, implementation: str) -> None:
+    def wrong(x: Tensor) -> Routing:
+        rows = x.shape[:-1].numel()
+        return Routing(torch.full((rows, 1), 9), torch.ones(rows, 1), None, None, 6)
+
+    model = build("mixtral", implementation)
+    with (
+        replace_routers(model, lambda *_: wrong),
+        pytest.raises(ValueError, match=r"indices must lie in 0\.\.6 .* 9 to 9"),
+    ):
+        model(tokens)
 
 
 def test_a_rule_that_returns_no_routing_is_refused(build: Build, tokens: Tensor) -> None:

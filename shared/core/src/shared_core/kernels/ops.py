@@ -23,12 +23,21 @@ from shared_core.kernels.formula import Formula, Parameters
 
 __all__ = ["Settings", "run"]
 
-_KERNELS: dict[str, Any] = {"cpu": cpu_experts, "grouped_mm": grouped}
+_KERNELS: dict[str, Any] = {"cpu": cpu_experts, "grouped_mm": grouped}  # others are imported when first used
 _NOTHING = nullcontext()
 _TWICE = (
     "the gradient of experts_forward cannot be differentiated again on this backend; "
     "use backend='reference' where second derivatives are needed"
 )
+
+
+def _kernels(backend: str) -> Any:
+    """Module with ``forward`` and ``backward`` of a backend."""
+    if backend not in _KERNELS:
+        from shared_core.kernels.triton import experts
+
+        _KERNELS["triton"] = experts
+    return _KERNELS[backend]
 
 
 class Settings(NamedTuple):
@@ -74,7 +83,7 @@ def run(x: Tensor, indices: Tensor, weights: Tensor, parameters: Parameters, set
         if training or torch._C._are_functorch_transforms_active():
             result: Tensor = _Experts.apply(x, indices, weights, *parameters, settings)[0]
             return result
-        only: Tensor = _KERNELS[backend].forward(x, indices, weights, parameters, formula)[0]
+        only: Tensor = _kernels(backend).forward(x, indices, weights, parameters, formula)[0]
         return only
 
 
@@ -95,7 +104,7 @@ class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, indices, weights, *parameters, settings = arguments
-        result: tuple[Tensor, Tensor, Tensor, Tensor] = _KERNELS[settings.backend].forward(
+        result: tuple[Tensor, Tensor, Tensor, Tensor] = _kernels(settings.backend).forward(
             x,
             indices,
             weights,
@@ -133,7 +142,7 @@ class _ExpertsGradient(torch.autograd.Function):
         if settings.accumulate_grad:
             into = {"up_grad": _existing_gradient(stacked.up), "down_grad": _existing_gradient(stacked.down)}
         with _without_autocast(grad.device.type):
-            gradients: tuple[Tensor | None, ...] = _KERNELS[settings.backend].backward(
+            gradients: tuple[Tensor | None, ...] = _kernels(settings.backend).backward(
                 grad, x, weights, stacked, kept_z, order, bounds, settings.formula, needs=needs, **into
             )
         return gradients
@@ -176,7 +185,7 @@ def _forward_op(
     keep_z: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     with _without_autocast(x.device.type):
-        result: tuple[Tensor, Tensor, Tensor, Tensor] = _KERNELS[backend].forward(
+        result: tuple[Tensor, Tensor, Tensor, Tensor] = _kernels(backend).forward(
             x,
             indices,
             weights,
@@ -230,7 +239,7 @@ def _backward_op(
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     with _without_autocast(x.device.type):
-        gradients = _KERNELS[backend].backward(
+        gradients = _kernels(backend).backward(
             grad,
             x,
             weights,

@@ -86,7 +86,9 @@ def _join(calls: list[_Call]) -> Routing:
     rows = [first for call in calls if (first := call.first_of_this_choice()) is not None]
     first = torch.cat(rows).to(weights.dtype) if len(rows) == len(calls) else None
     # Most routers return logits first, some (Gemma 4) their softmax; values tell: no row of logits looks like this.
-    softmax = first is not None and bool(((first >= 0).all(-1) & ((first.sum(-1) - 1).abs() < _SUM)).all())
+    softmax = (
+        first is not None and len(first) > 0 and bool(((first >= 0).all(-1) & ((first.sum(-1) - 1).abs() < _SUM)).all())
+    )
     logits, scores = (None, first) if softmax else (first, None)
     return Routing(indices, weights, logits, scores, calls[0].num_experts)
 
@@ -119,7 +121,9 @@ def capture_routing(model: nn.Module) -> Iterator[CapturedRouting]:
     The second forward pass of gradient checkpointing is not counted. A compiled model compiles anew when the block is
     entered, with the recording in its graph (a few recompilations are cheap, one block for each training step is not),
     and returns to the earlier graph after it. What is captured keeps its memory until it is dropped: ``R·(E + 2k)``
-    numbers a layer.
+    numbers a layer. Blocks on one model may nest and end in any order; copies of it made inside (``copy.deepcopy``,
+    ``torch.save``) are not recorded. A block records the model, not a thread: whoever runs it meanwhile is recorded
+    too, and threads that run it at the same time may cost the logits. Names are relative to ``model``.
 
     Examples
     --------

@@ -90,19 +90,23 @@ def as_router(router: nn.Module, *, correction_bias: Tensor | None = None) -> Ro
             f"{kind} has no linear gate to share (a `weight` [E, H] or one nn.Linear, floating point) or no `top_k`; "
             f"{_INSTEAD}"
         )
-    with torch.no_grad():
+    if gate.weight.device.type == "meta":
+        raise ValueError(f"the weights of {kind} are on the meta device, without values to share; load the model first")
+    device = gate.weight.device
+    # Whatever mode the caller is in: autocast would round the trial, inference tensors could not be trained later.
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
         trial = copy.deepcopy(router).float().eval()
         trial.__dict__.pop("forward", None)  # someone may stand in for the instance already; its class decides
         bias = correction_bias if correction_bias is not None else _correction_of(router)
         trial_bias = None if correction_bias is None else correction_bias.detach().float().clone()
         _draw([*trial.parameters(), *trial.buffers(), *([] if trial_bias is None else [trial_bias])])
-        x = torch.randn(_ROWS, gate.weight.shape[1], generator=_generator(1)).to(gate.weight.device)
+        x = _normal((_ROWS, gate.weight.shape[1]), _generator(1)).to(device)
         theirs = _outputs(trial, x, () if trial_bias is None else (trial_bias,), kind)
-    trial_gate: Any = _gate_of(trial)
-    trial_bias = _correction_of(trial) if trial_bias is None else trial_bias
-    for rule in _rules(router, top_k, bias is not None):
-        if _agrees(_build(trial_gate, trial_bias, rule, top_k), x, *theirs):
-            return _build(gate, bias, rule, top_k).train(router.training)
+        trial_gate: Any = _gate_of(trial)
+        trial_bias = _correction_of(trial) if trial_bias is None else trial_bias
+        for rule in _rules(router, top_k, bias is not None):
+            if _agrees(_build(trial_gate, trial_bias, rule, top_k), x, *theirs):
+                return _build(gate, bias, rule, top_k).train(router.training)
     raise ValueError(
         f"{kind} decides by a rule that Router does not have (tried: softmax and sigmoid, renormalised or not, scaled, "
         f"group-limited, with a correction bias); {_INSTEAD}"
@@ -134,11 +138,16 @@ def _draw(tensors: list[Tensor]) -> None:
         if tensor.is_floating_point():
             # Logits of size about 1, biases of size about 0.3.
             std = 1.0 / math.sqrt(tensor.shape[-1]) if tensor.ndim == 2 and tensor.shape[0] > 1 else 0.3
-            tensor.copy_(torch.randn(tensor.shape, generator=generator) * std)
+            tensor.copy_(_normal(tensor.shape, generator) * std)
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """The same numbers whatever the default device and dtype are."""
+    return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
 
 
 def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator("cpu").manual_seed(seed)
 
 
 def _outputs(trial: nn.Module, x: Tensor, extra: tuple[Tensor, ...], kind: str) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from shared_core.checks import check_indices
 from shared_core.dispatch import DispatchPlan, combine, permute
 from shared_core.experts import experts_forward
 from shared_core.integrations.transformers.requirements import activations, moe
@@ -112,6 +113,11 @@ def run_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_w
     -------
     Tensor
         ``[R, D]`` in the dtype of ``hidden_states``.
+
+    Raises
+    ------
+    ValueError
+        On the CPU, if an index lies outside 0 .. E.
     """
     up_name = "gate_up_proj" if module.has_gate else "up_proj"
     up, down = getattr(module, up_name), module.down_proj
@@ -138,6 +144,9 @@ def run_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_w
             gated=module.has_gate,
         )
         return out.to(hidden_states.dtype)
+    if x.device.type == "meta":  # how many rows have an expert is a value; only the shape is asked for
+        return hidden_states.new_empty(x.shape[0], down.shape[2 if module.is_transposed else 1])
+    check_indices(routing.indices, routing.num_experts)
     plan = routing.plan()
     z = grouped_linear.run(_rows(x, plan), up, plan.offsets, up_bias, transposed=module.is_transposed)
     h = module._apply_gate(z) if module.has_gate else module.act_fn(z)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from shared_core.checks import check_indices
 from shared_core.integrations.transformers.experts import run_experts
 from shared_core.integrations.transformers.requirements import moe
 from shared_core.integrations.transformers.sites import Site, find_sites, num_experts_of, with_forward
@@ -47,8 +48,9 @@ def replace_routers(
     Raises
     ------
     TypeError, ValueError
-        If ``model`` is no module or has no experts that transformers knows; if a rule is not callable, is for another
-        number of experts, or, when it runs, gives something else than a routing of all rows.
+        If ``model`` is no module or has no experts that transformers knows; if ``factory`` is no function of two
+        arguments; if a rule is not callable, is the router itself, is for another number of experts, or, when it runs,
+        gives something else than a routing of all rows with indices in 0 .. E.
 
     Notes
     -----
@@ -59,7 +61,9 @@ def replace_routers(
     block routes by itself, from its gate's logits, the gate gets the rule's logits and the experts its choice.
 
     A backward pass belongs inside the block if the model uses gradient checkpointing, which routes a second time.
-    Compiled models notice the change and compile anew.
+    Compiled models notice the change and compile anew. Blocks on one model may nest and end in any order; copies of it
+    made inside (``copy.deepcopy``, ``torch.save``) keep their own routers. A block belongs to the model, not to a
+    thread: two threads must not run one model inside of it whose blocks route by themselves.
 
     Examples
     --------
@@ -82,6 +86,8 @@ def replace_routers(
     >>> routings["model.layers.0.mlp.gate"].counts()
     tensor([10, 10,  0,  0])
     """
+    if isinstance(factory, nn.Module) or not callable(factory):
+        raise TypeError(f"factory must be a function of a router's name and module, got {type(factory).__name__}")
     rules: dict[str, RoutingRule] = {}
     with contextlib.ExitStack() as stack:
         for site in find_sites(model):
@@ -99,6 +105,11 @@ def replace_routers(
 
 
 def _check_rule(rule: object, site: Site) -> None:
+    if rule is site.router:
+        raise TypeError(
+            f"the rule for {site.name!r} is the very router that it would stand in for; "
+            "return None to leave it, or as_router(router) for its rule"
+        )
     if not callable(rule):
         raise TypeError(
             f"factory must return a callable x -> Routing or None for {site.name!r}, got {type(rule).__name__}"
@@ -160,8 +171,9 @@ class _Replacement:
             if form.bare:
                 self.pending = indices, weights
                 return forward(x, *args, **kwargs) if logits is None else logits
-            indices = indices.to(form.indices).reshape(*leading, -1)
-            weights = weights.to(form.weights).reshape(*leading, -1)
+            slots = indices.shape[-1]  # with no rows at all, -1 would say nothing
+            indices = indices.to(form.indices).reshape(*leading, slots)
+            weights = weights.to(form.weights).reshape(*leading, slots)
             more = forward(x, *args, **kwargs)[3:] if form.more else ()
             return logits, weights, indices, *more
 
@@ -193,6 +205,7 @@ class _Replacement:
             raise ValueError(
                 f"the rule for {name!r} must route all {rows} rows of x {list(x.shape)}, got {routing.num_rows}"
             )
+        check_indices(routing.indices, self.num_experts)  # behind it, some experts functions would run another expert
         return routing
 
     def choice(self, routing: Routing) -> tuple[Tensor, Tensor]:

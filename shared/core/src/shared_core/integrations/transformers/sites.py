@@ -7,10 +7,14 @@ Its router is a sibling. Both are found by structure, not by a list of models.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -105,17 +109,81 @@ def with_forward(module: nn.Module, wrap: Callable[[Callable[..., Any]], Callabl
     """Give one instance another ``forward``, made from its present one, and take it back at the end.
 
     Unlike a hook, this is something that ``torch.compile`` watches: a compiled model notices and compiles anew. Hooks
-    that are on the module already (transformers records router logits by one) see what the new forward returns.
+    that are on the module already (transformers records router logits by one) see what the new forward returns. Blocks
+    may end in any order. Copies of the instance (``copy.deepcopy``, ``torch.save``) run their own forward.
     """
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = wrap(module.forward)
+    with _lock:
+        layers = _layers.get(module)
+        if layers is None or module.__dict__.get("forward") is not layers.installed:
+            layers = _layers[module] = _Layers(module, below=layers)
+        layers.wraps.append(wrap)
+        layers.install()
     try:
         yield
     finally:
-        if before is None:
+        with _lock:
+            layers.wraps = [other for other in layers.wraps if other is not wrap]
+            layers.install()
+
+
+class _Layers:
+    """What stands in for one instance's forward at present, innermost first."""
+
+    def __init__(self, module: nn.Module, below: _Layers | None) -> None:
+        self.module = module
+        self.before = module.__dict__.get("forward")
+        self.original: Callable[..., Any] = module.forward
+        self.below = below  # in place before somebody else put a forward of theirs on the instance
+        self.wraps: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+        self.composed: Callable[..., Any] | None = None
+        self.installed: MethodType | None = None
+
+    def install(self) -> None:
+        """Compose the wraps anew; without any, leave the instance as it was."""
+        module = self.module
+        if self.wraps:
+            self.composed = self.original
+            for wrap in self.wraps:
+                self.composed = wrap(self.composed)
+            self.installed = module.__dict__["forward"] = _method(self, module)
+            return
+        if self.before is None:
             module.__dict__.pop("forward", None)
         else:
-            module.__dict__["forward"] = before
+            module.__dict__["forward"] = self.before
+        if self.below is None:
+            _layers.pop(module, None)
+        else:
+            _layers[module] = self.below
+        # Copies made meanwhile hold this object, and must not hold the instance by it.
+        del self.module, self.original
+        self.composed = self.installed = None
+
+
+_lock = threading.Lock()
+_layers: WeakKeyDictionary[nn.Module, _Layers] = WeakKeyDictionary()
+
+
+def _method(layers: _Layers, module: nn.Module) -> MethodType:
+    """The forward to install: a bound method, because copying one binds it to the copy.
+
+    A closure would run on the weights of the copied instance. Its name is the class's, which unpickling looks up.
+    """
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        composed = layers.composed
+        if composed is not None and self is layers.module:
+            return composed(*args, **kwargs)
+        before = layers.before
+        if before is None:
+            return type(self).forward(self, *args, **kwargs)
+        return getattr(before, "__func__", functools.partial(_drop_first, before))(self, *args, **kwargs)
+
+    return MethodType(forward, module)
+
+
+def _drop_first(function: Callable[..., Any], _: object, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def in_backward() -> bool:
