@@ -211,3 +211,10 @@ def test_combine_refuses_other_assignments_than_the_plans() -> None:
     plan = Routing.from_topk(torch.tensor([[0]]), torch.ones(1, 1), num_experts=1).plan()
     with pytest.raises(ValueError, match="y has 3 rows, but the plan has 1 assignments"):
         combine(torch.zeros(3, 2), plan)
+
+
+@pytest.mark.parametrize("outside", [-1, 5, 10**6])
+def test_an_index_outside_is_refused_where_it_would_be_sorted(outside):
+    routing = Routing(torch.tensor([[0], [outside]]), torch.ones(2, 1), None, None, 4)
+    with pytest.raises(ValueError, match=r"routing.indices must lie in 0..4 \(4 means no expert\), got"):
+        routing.plan()

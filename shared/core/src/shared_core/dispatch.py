@@ -16,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from shared_core.checks import eager_cpu
+from shared_core.kernels.assignments import check_range
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DispatchPlan:
@@ -99,6 +102,9 @@ def sort_assignments(indices: Tensor, num_experts: int) -> tuple[Tensor, Tensor]
     offsets
         ``[E + 1]`` int64. Reading ``offsets[E]`` to cut the sentinels off is the one synchronisation on an accelerator.
     """
+    if indices.numel() and eager_cpu(indices):
+        low, high = indices.aminmax()
+        check_range(int(low), int(high), num_experts)  # a narrow key would wrap what lies outside
     # Radix passes grow with the width of the key: one byte sorts four to eight times faster than int64.
     narrow = torch.uint8 if num_experts < 256 else torch.int16 if num_experts < 2**15 else torch.int64
     experts, order = indices.reshape(-1).to(narrow).sort(stable=True)
