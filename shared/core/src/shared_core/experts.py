@@ -68,7 +68,7 @@ def experts_forward(
         ``.grad`` are the same; hooks on the two tensors (DDP's among them) do not see the step, and
         ``torch.autograd.grad`` must not be used. Without effect under ``torch.compile``, in ``reference`` and where
         ``.grad`` is None.
-    backend : {"auto", "reference", "cpu", "grouped_mm"}
+    backend : {"auto", "reference", "cpu", "grouped_mm", "triton"}
         See :mod:`shared_core.kernels`.
 
     Returns

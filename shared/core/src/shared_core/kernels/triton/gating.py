@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from shared_core.kernels.gating_ops import GateSettings
+from shared_core.kernels.triton.launch import on_device
 
 __all__ = ["backward", "forward", "gate_backward_kernel", "gate_forward_kernel"]
 
@@ -249,21 +250,22 @@ def forward(
     scores = torch.empty_like(logits)
     constants = _forward_constants(num_experts, settings)
     if num_rows:
-        gate_forward_kernel[(triton.cdiv(num_rows, constants["ROWS"]),)](
-            logits,
-            bias,
-            None if keep is None else keep.contiguous(),
-            group_ids,
-            indices,
-            weights,
-            scores,
-            num_rows,
-            0 if bias is None else bias.stride(0),
-            settings.scale,
-            **constants,
-            num_warps=1,
-            enable_fp_fusion=True,
-        )
+        with on_device(logits.device):
+            gate_forward_kernel[(triton.cdiv(num_rows, constants["ROWS"]),)](
+                logits,
+                bias,
+                None if keep is None else keep.contiguous(),
+                group_ids,
+                indices,
+                weights,
+                scores,
+                num_rows,
+                0 if bias is None else bias.stride(0),
+                settings.scale,
+                **constants,
+                num_warps=1,
+                enable_fp_fusion=True,
+            )
     return indices, weights, scores
 
 
@@ -294,18 +296,19 @@ def backward(
     logits_grad = torch.empty_like(scores)
     constants = _backward_constants(num_experts, settings)
     if num_rows:
-        gate_backward_kernel[(triton.cdiv(num_rows, constants["ROWS"]),)](
-            scores,
-            indices,
-            None if weights_grad is None else weights_grad.contiguous(),
-            None if scores_grad is None else scores_grad.contiguous(),
-            logits_grad,
-            num_rows,
-            settings.scale,
-            **constants,
-            num_warps=1,
-            enable_fp_fusion=True,
-        )
+        with on_device(scores.device):
+            gate_backward_kernel[(triton.cdiv(num_rows, constants["ROWS"]),)](
+                scores,
+                indices,
+                None if weights_grad is None else weights_grad.contiguous(),
+                None if scores_grad is None else scores_grad.contiguous(),
+                logits_grad,
+                num_rows,
+                settings.scale,
+                **constants,
+                num_warps=1,
+                enable_fp_fusion=True,
+            )
     return logits_grad
 
 
