@@ -196,8 +196,8 @@ def test_an_expanded_gradient_is_taken() -> None:
 def test_no_matrix_is_copied(transposed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, offsets, _ = problem([4, 4], transposed=transposed)
     seen = []
-    original = module._rows_times_experts
-    monkeypatch.setattr(module, "_rows_times_experts", lambda a, b, c: seen.append(b.data_ptr()) or original(a, b, c))
+    original = module.rows_times_experts
+    monkeypatch.setattr(module, "rows_times_experts", lambda a, b, c: seen.append(b.data_ptr()) or original(a, b, c))
     grouped_linear(x, weight, offsets, transposed=transposed)
     assert seen == [weight.data_ptr()]
 
