@@ -504,7 +504,11 @@ def _call(**changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"backend": "cuda"}, ValueError, "unknown backend 'cuda'; valid are: auto, reference, cpu, grouped_mm, triton"),
+        (
+            {"backend": "cuda"},
+            ValueError,
+            "unknown backend 'cuda'; valid are: auto, reference, cpu, grouped_mm, triton",
+        ),
         (
             {"activation": "swish"},
             ValueError,
