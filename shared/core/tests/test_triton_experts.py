@@ -429,3 +429,12 @@ def test_a_second_derivative_is_refused() -> None:
     (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="cannot be differentiated again"):
         gradient.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # of PyTorch's own forward mode
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_forward_mode_derivative_is_refused_instead_of_lost(trained: bool) -> None:
+    experts = GroupedExperts(8, 4, 3, backend="triton").requires_grad_(trained)
+    routing = Routing.from_topk(torch.tensor([[0], [2]]), torch.ones(2, 1), num_experts=3)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        experts(torch.autograd.forward_ad.make_dual(torch.randn(2, 8), torch.ones(2, 8)), routing)

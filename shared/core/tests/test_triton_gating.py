@@ -452,3 +452,14 @@ def test_group_ids_tell_the_same_groups_apart(groups: Tensor) -> None:
     ids = gating_ops._group_ids(GroupCappedTopK(groups), torch.device("cpu"))
     for a, b in itertools.combinations(range(4), 2):
         assert (ids[a] == ids[b]) == (groups[a] == groups[b])
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # of PyTorch's own forward mode
+def test_forward_mode_tangent_is_that_of_the_torch_path() -> None:
+    z, tangent = torch.randn(3, 5), torch.randn(3, 5)
+    tangents = []
+    for backend in ("cpu", "triton"):
+        with use_backend(backend), torch.autograd.forward_ad.dual_level():
+            weights = route(torch.autograd.forward_ad.make_dual(z, tangent), 2).weights
+            tangents.append(torch.autograd.forward_ad.unpack_dual(weights).tangent)
+    assert torch.equal(*tangents)

@@ -31,6 +31,11 @@ def may_check_values(tensor: Tensor) -> bool:
     )
 
 
+def forward_ad_active() -> bool:
+    """Whether inside ``torch.autograd.forward_ad.dual_level``: tensors may carry tangents that kernels would lose."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def check_tensor(name: str, value: object) -> None:
     """Raise unless ``value`` is a tensor; arrays and lists are not converted, since they carry no gradient."""
     if not isinstance(value, Tensor):

@@ -84,7 +84,7 @@ def experts_forward(
     ValueError
         If shapes do not fit together, an index lies outside 0 .. E (CPU), or a name is unknown.
     NotImplementedError
-        From a second differentiation, except on ``reference``.
+        From a second or a forward-mode differentiation, except on ``reference``.
 
     References
     ----------

@@ -134,7 +134,7 @@ def run_case(case: Case, rank: int) -> dict[str, Tensor | int]:
 def work(rank: int, world_size: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=80)
     )
     try:
         results = {name: run_case(case, rank) for name, case in CASES.items()}

@@ -53,7 +53,7 @@ def two_steps(layer: MoE, x: Tensor) -> dict[str, Tensor]:
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=PROCESSES, timeout=timedelta(seconds=80)
     )
     try:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))

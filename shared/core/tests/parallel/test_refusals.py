@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.multiprocessing import start_processes
 
 from shared_core import GroupedExperts, MoE, Router, Routing
@@ -47,7 +48,7 @@ def told(call: Callable[[], object]) -> str:
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=80)
     )
     try:
         mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "ep"))
@@ -69,6 +70,9 @@ def work(rank: int, folder: str) -> None:
             with torch.set_grad_enabled(rank == 0):
                 experts(x, routing_of(3))
 
+        on_rank_0 = rank == 0
+        replicated = DTensor.from_local(x, mesh["ep"], [Replicate()], run_check=False)
+        normed = torch.nn.utils.parametrizations.weight_norm(whole(), "down_proj")
         messages = {
             # at construction
             "unequal shares": told(lambda: ExpertParallel(whole(5), group)),
@@ -82,6 +86,10 @@ def work(rank: int, folder: str) -> None:
             "meta with a group": told(lambda: ExpertParallel(whole(device="meta"), group)),
             "no experts inside": told(lambda: parallelize_experts(nn.Linear(H, H), group)),
             "one bad layer": told(lambda: parallelize_experts(layers, group)),
+            "parametrized": told(lambda: ExpertParallel(normed, mesh["ep"])),
+            "other dtype held": told(lambda: ExpertParallel(whole(dtype=wide), mesh["ep"])),
+            "bias on one": told(lambda: ExpertParallel(whole(bias=rank == 1), mesh["ep"])),
+            "meta on one": told(lambda: ExpertParallel(whole(device="meta" if rank == 1 else "cpu"), mesh["ep"])),
             "another mesh": told(lambda: parallelize_experts(experts, mesh["dp"])),
             # in a call; both ranks must get out
             "dtype on one": told(lambda: experts(x.to(wide), routing_of(3))),
@@ -92,6 +100,16 @@ def work(rank: int, folder: str) -> None:
             "trained on one": told(lambda: other(x, routing_of(3))),
             "weighted input on one": told(lambda: experts(x, routing_of(3), weight_input=rank == 1)),
             "weights on one": told(lambda: experts(x, routing_of(3, dtype=wide))),
+            "distributed rows": told(lambda: experts(replicated if on_rank_0 else x, routing_of(3))),
+            "rows elsewhere": told(lambda: experts(x.to("meta") if on_rank_0 else x, routing_of(3))),
+            "sparse rows": told(lambda: experts(x.to_sparse() if on_rank_0 else x, routing_of(3))),
+            "vmap": told(
+                lambda: (
+                    torch.vmap(lambda one: experts(one, routing_of(3)))(x[None])
+                    if on_rank_0
+                    else experts(x, routing_of(3))
+                )
+            ),
             "afterwards": told(lambda: experts(x, routing_of(3))),
         }
         kinds = {
@@ -120,6 +138,10 @@ SHARED = {
     "meta with a group": "ValueError: experts on the meta device need a DeviceMesh",
     "no experts inside": "ValueError: there are no GroupedExperts in Linear",
     "one bad layer": "ValueError: bad.experts: num_experts=5 cannot be shared equally among 2 processes",
+    "parametrized": "ValueError: the experts hold gate_up_proj, parametrizations.down_proj.original0",
+    "other dtype held": "RuntimeError: the processes bring different experts: bytes_per_value is 4 on rank 0, 8 on",
+    "bias on one": "RuntimeError: the processes bring different experts: bias is 0 on rank 0, 1 on rank 1",
+    "meta on one": "RuntimeError: the processes bring different experts: is_meta is 0 on rank 0, 1 on rank 1",
     "another mesh": "ValueError: ExpertParallel: the experts are already distributed, over 2 processes",
     "afterwards": "nothing was raised",
 }
@@ -131,6 +153,10 @@ OF_RANK_0 = {
     "gradient mode": "grad_enabled is True on rank 0 and False on rank 1",
     "trained on one": "trained_experts is False on rank 0 and True on rank 1",
     "weighted input on one": "weight_input is False on rank 0 and True on rank 1",
+    "distributed rows": "TypeError: x is a DTensor; every process passes its own rows",
+    "rows elsewhere": "ValueError: x is on meta, but the experts are on cpu",
+    "sparse rows": "RuntimeError: reshape is not implemented for sparse tensors",
+    "vmap": "NotImplementedError: ExpertParallel does not run inside torch.func transforms",
     "weights on one": "weights_dtype is torch.float32 on rank 0 and torch.float64 on rank 1",
 }
 

@@ -57,7 +57,7 @@ def test_example_runs_under_torchrun_and_agrees_with_one_process() -> None:
         launcher, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as process:
         try:
-            output, errors = process.communicate(timeout=60)
+            output, errors = process.communicate(timeout=100)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise

@@ -101,6 +101,8 @@ def begin(rank: int, path: Path, single: Path) -> dict[str, Any]:
 
     from_file = parallelize_experts(make_layer(1), mesh)
     from_file.load_state_dict(torch.load(single / "single.pt", weights_only=True))
+    assigned = parallelize_experts(make_layer(1), mesh)
+    assigned.load_state_dict(torch.load(single / "single.pt", weights_only=True), assign=True)
     from_folder = parallelize_experts(make_layer(1), mesh)
     state = get_model_state_dict(from_folder)
     dcp.load({"model": state}, checkpoint_id=single / "single")
@@ -122,6 +124,7 @@ def begin(rank: int, path: Path, single: Path) -> dict[str, Any]:
         "of each rank": own.experts.down_proj.full_tensor().detach(),
         "meta": meta,
         "drawn": empty.experts.down_proj.full_tensor().detach(),
+        "assigned bytes": assigned.experts.down_proj.to_local().untyped_storage().nbytes(),
         "bytes": layer.experts.down_proj.to_local().untyped_storage().nbytes(),
         "tied": twice[0].experts is twice[1].experts,
         "keys": sorted(layer.state_dict()),
@@ -147,7 +150,7 @@ def resume(rank: int, world_size: int, path: Path) -> dict[str, Any]:
 def work(rank: int, world_size: int, folder: str, what: str, path: Path, single: Path = Path()) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size, timeout=timedelta(seconds=80)
     )
     try:
         result = begin(rank, path, single) if what == "begin" else resume(rank, world_size, path)
@@ -246,6 +249,10 @@ def test_names_in_the_state_dict_are_those_of_one_process(two: list[dict[str, An
 
 def test_only_the_own_share_stays_in_memory(two: list[dict[str, Any]]) -> None:
     assert [rank["bytes"] for rank in two] == [E // 2 * H * I * 8] * 2
+
+
+def test_assigning_the_file_of_one_process_keeps_the_own_share_alone(two: list[dict[str, Any]]) -> None:
+    assert [rank["assigned bytes"] for rank in two] == [E // 2 * H * I * 8] * 2
 
 
 def test_values_of_rank_0_are_shared_out(two: list[dict[str, Any]]) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from shared_core.checks import forward_ad_active
 from shared_core.kernels import announce, prefers_triton
 from shared_core.selection import GroupCappedTopK, GroupLimitedTopK, Selection, TopK
 
@@ -145,7 +146,7 @@ def fused_gate(
     """
     if not prefers_triton(z.device, z.dtype) or type(z) not in {Tensor, Parameter}:
         return None
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or forward_ad_active():
         return None
     settings = gate_settings(z.shape[1], top_k, policy, sigmoid=sigmoid, renormalize=renormalize, scale=float(scale))
     if isinstance(settings, str):

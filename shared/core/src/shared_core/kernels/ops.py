@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from shared_core.checks import forward_ad_active
 from shared_core.kernels import cpu_experts, grouped, reference
 from shared_core.kernels.formula import Formula, Parameters
 
@@ -29,6 +30,8 @@ _TWICE = (
     "the gradient of experts_forward cannot be differentiated again on this backend; "
     "use backend='reference' where second derivatives are needed"
 )
+
+_FORWARD = "experts_forward has no forward-mode derivative on this backend; use backend='reference' where one is needed"
 
 
 def _kernels(backend: str) -> Any:
@@ -80,7 +83,7 @@ def run(x: Tensor, indices: Tensor, weights: Tensor, parameters: Parameters, set
         )[0]
         return out
     with _without_autocast(x.device.type):
-        if training or torch._C._are_functorch_transforms_active():
+        if training or torch._C._are_functorch_transforms_active() or forward_ad_active():
             result: Tensor = _Experts.apply(x, indices, weights, *parameters, settings)[0]
             return result
         only: Tensor = _kernels(backend).forward(x, indices, weights, parameters, formula)[0]
@@ -121,6 +124,10 @@ class _Experts(torch.autograd.Function):
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, *parameters, *output[1:])
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        raise NotImplementedError(_FORWARD)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:

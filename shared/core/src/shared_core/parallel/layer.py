@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from shared_core.checks import check_indices
+from shared_core.checks import check_indices, forward_ad_active
 from shared_core.dispatch import combine, permute
 from shared_core.experts import GroupedExperts, _check_dtypes, _check_shapes, experts_forward
+from shared_core.kernels import resolve_backend
 from shared_core.parallel.exchange import (
     Terms,
     agree,
@@ -26,7 +27,7 @@ from shared_core.parallel.exchange import (
     refuse,
     route_to_ranks,
 )
-from shared_core.parallel.shards import draw_normal, shard_like, shard_parameter
+from shared_core.parallel.shards import check_alike, draw_normal, shard_like, shard_parameter
 from shared_core.routing import Routing
 
 __all__ = ["ExpertParallel", "one_dimensional_mesh"]
@@ -67,7 +68,8 @@ class ExpertParallel(GroupedExperts):
     ValueError
         If the mesh has several dimensions, W does not divide E, or the experts are distributed already.
     RuntimeError
-        If ``torch.distributed`` is not initialised.
+        If ``torch.distributed`` is not initialised, or the processes bring experts of different sizes or dtypes (all
+        of them raise; not looked at where ``src_data_rank`` is None).
 
     Notes
     -----
@@ -116,6 +118,8 @@ class ExpertParallel(GroupedExperts):
     ) -> None:
         check_shareable(experts)
         mesh = one_dimensional_mesh(mesh, experts.down_proj.device)
+        if src_data_rank is not None:
+            _check_same_experts(experts, mesh)
         held = experts_of_a_rank(experts.num_experts, mesh.size())
         super().__init__(
             experts.hidden_size,
@@ -184,25 +188,31 @@ class ExpertParallel(GroupedExperts):
         RuntimeError
             If another process refused its arguments, or the processes disagree on sizes, dtypes, ``weight_input``, grad
             mode or whether the experts are trained.
+        NotImplementedError
+            Inside transforms of ``torch.func`` and forward-mode differentiation.
         """
         up, down = getattr(self, self._up_name), self.down_proj
         up_bias, down_bias = getattr(self, self._up_name + "_bias"), self.down_proj_bias
         group, num_ranks = self.group, self.mesh.size()
-        try:
+        try:  # whatever one process can fail at alone comes before the others are told to go on
+            _check_transforms()
             _check_shapes(x, routing, up, down, up_bias, down_bias, self.gated)
             check_indices(routing.indices, routing.num_experts)
+            _check_devices(down, x=x, indices=routing.indices, weights=routing.weights)
             device = x.device.type
             if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
                 x = x.to(torch.get_autocast_dtype(device))  # here, so that the narrower rows travel
             else:
                 _check_dtypes(x, up=up, down=down, up_bias=up_bias, down_bias=down_bias)
+            resolve_backend(self.backend, x.device, x.dtype)
             trained = any(parameter.requires_grad for parameter in self.parameters())
             terms = Terms.of(x, routing, weight_input=weight_input, trained_experts=trained)
-        except (TypeError, ValueError):
-            refuse(num_ranks, down.device, group)
+            plan = route_to_ranks(routing, num_ranks).plan()
+            experts, weights = choices_at_ranks(routing, plan)
+            rows = permute(x.reshape(-1, x.shape[-1]), plan)
+        except Exception:
+            refuse(num_ranks, torch.device(self.mesh.device_type) if down.is_meta else down.device, group)
             raise
-        plan = route_to_ranks(routing, num_ranks).plan()
-        experts, weights = choices_at_ranks(routing, plan)
         agreement = agree(
             terms,
             experts,
@@ -211,7 +221,6 @@ class ExpertParallel(GroupedExperts):
             weights_need_grad=routing.weights.requires_grad,
             group=group,
         )
-        rows = permute(x.reshape(-1, x.shape[-1]), plan)
         visitors, choices = exchange(rows, experts, weights, len(self.local_experts), agreement, group)
         sums = experts_forward(
             visitors,
@@ -241,13 +250,50 @@ def _local(parameter: Tensor) -> Tensor:
     return local
 
 
+def _check_transforms() -> None:
+    if torch._C._are_functorch_transforms_active() or forward_ad_active():
+        raise NotImplementedError(
+            "ExpertParallel does not run inside torch.func transforms or forward-mode differentiation"
+        )
+
+
+def _check_devices(down: Tensor, **tensors: Tensor) -> None:
+    """Raise unless rows and routing are plain tensors where the experts are."""
+    for name, tensor in tensors.items():
+        if isinstance(tensor, DTensor):
+            raise TypeError(f"{name} is a DTensor; every process passes its own rows, as {name}.to_local()")
+        if tensor.device != down.device:
+            raise ValueError(f"{name} is on {tensor.device}, but the experts are on {down.device}")
+
+
+def _check_same_experts(experts: GroupedExperts, mesh: DeviceMesh) -> None:
+    """Raise on all processes where one comes with other experts, which the others would wait for or misread."""
+    check_alike(
+        mesh,
+        num_experts=experts.num_experts,
+        hidden_size=experts.hidden_size,
+        intermediate_size=experts.intermediate_size,
+        gated=experts.gated,
+        bias=experts.down_proj_bias is not None,
+        bytes_per_value=experts.down_proj.element_size(),
+        is_bfloat16=experts.down_proj.dtype == torch.bfloat16,
+        is_meta=experts.down_proj.is_meta,
+    )
+
+
 def check_shareable(experts: object) -> None:
     """Raise unless ``experts`` are GroupedExperts with whole parameters and the forward pass that is replaced."""
     if isinstance(experts, ExpertParallel):
         raise ValueError(f"the experts are already distributed, over {experts.mesh.size()} processes")
     if not isinstance(experts, GroupedExperts) or type(experts).forward is not GroupedExperts.forward:
         raise TypeError(f"experts must be GroupedExperts with their own forward, got {type(experts).__name__}")
-    for name, parameter in experts.named_parameters():
+    names = dict(experts.named_parameters())
+    if {experts._up_name, "down_proj"} - names.keys() or any("." in name for name in names):
+        raise ValueError(
+            f"the experts hold {', '.join(names)} in place of plain parameters; "
+            "remove parametrizations and pruning first"
+        )
+    for name, parameter in names.items():
         if isinstance(parameter, DTensor):
             raise ValueError(
                 f"{name} is already distributed, as {parameter.placements}; "
@@ -295,11 +341,17 @@ def one_dimensional_mesh(mesh: object, device: torch.device) -> DeviceMesh:
     return DeviceMesh.from_group(mesh, device.type, mesh_dim_names=("ep",))
 
 
-def _cut_whole_tensors(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def _cut_whole_tensors(
+    module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any], *_: Any
+) -> None:
     """Let ``load_state_dict`` take the file of a single process: every process cuts out its share."""
     for name, parameter in module.named_parameters(recurse=False):
         value = state_dict.get(prefix + name)
         if not isinstance(value, Tensor) or isinstance(value, DTensor) or not isinstance(parameter, DTensor):
             continue
         if value.shape == parameter.shape:  # otherwise load_state_dict reports both shapes
-            state_dict[prefix + name] = shard_like(value, parameter)
+            share = shard_like(value, parameter)
+            if metadata.get("assign_to_params_buffers"):  # the share stays; as a view it would keep the whole alive
+                state_dict[prefix + name] = share.clone()
+            else:
+                state_dict[prefix + name] = share

@@ -6,12 +6,37 @@ Letters: E experts.
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-__all__ = ["block_of", "draw_normal", "shard_like", "shard_parameter"]
+__all__ = ["block_of", "check_alike", "draw_normal", "shard_like", "shard_parameter"]
+
+
+def check_alike(mesh: DeviceMesh, **properties: int) -> None:
+    """Raise on every process unless all of them bring the same numbers; one small collective.
+
+    Parameters
+    ----------
+    mesh : DeviceMesh
+        One-dimensional.
+    **properties : int
+        By the names that the message uses, equally many on every process.
+
+    Raises
+    ------
+    RuntimeError
+        With the first property that differs and its value on every rank.
+    """
+    own = torch.tensor(list(properties.values()), dtype=torch.int64, device=mesh.device_type)
+    table = torch.empty(mesh.size(), len(properties), dtype=torch.int64, device=mesh.device_type)
+    dist.all_gather(list(table.unbind()), own, group=mesh.get_group())
+    for name, values in zip(properties, table.T.tolist(), strict=True):
+        if len(set(values)) > 1:
+            told = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
+            raise RuntimeError(f"the processes bring different experts: {name} is {told}; build them alike everywhere")
 
 
 def shard_parameter(parameter: nn.Parameter, mesh: DeviceMesh, src_data_rank: int | None) -> nn.Parameter:
