@@ -31,7 +31,7 @@ from omt.fitting.em import fit_mixture
 from omt.mixture import Mixture
 from omt.plans.cells import cell_laws
 from omt.plans.sample import SamplePlan
-from omt.transport import transport
+from omt.problem import transport
 
 
 def seconds(*calls: Callable[[], object], repetitions: int = 5) -> list[float]:

@@ -20,7 +20,7 @@ from omt.plans import sample as plan
 from omt.plans.cells import cell_laws
 from omt.plans.marginals import fit_marginals
 from omt.plans.sample import SamplePlan
-from omt.transport import transport
+from omt.problem import transport
 
 
 def responsibilities(rng: np.random.Generator, n: int, K: int) -> np.ndarray:

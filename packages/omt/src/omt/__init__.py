@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 # `transport` is a function and also the module that defines it. Importing the module here, first, binds the function
 # for good: a later import of the module finds it loaded and leaves the attribute alone. The module needs numpy only.
-from omt.transport import Transport, mw2, transport
+from omt.problem import mw2, transport
+from omt.transport import Transport
 
 if TYPE_CHECKING:
     from omt import datasets, metrics, pl, tl

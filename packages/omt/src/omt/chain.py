@@ -16,7 +16,8 @@ import pandas as pd
 
 from omt import archive
 from omt.mixture import Mixture
-from omt.transport import Transport, transport
+from omt.problem import transport
+from omt.transport import Transport
 
 if TYPE_CHECKING:
     import os

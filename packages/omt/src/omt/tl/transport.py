@@ -101,7 +101,7 @@ def solve_plans(
     """Solve the plan from `source` to `target`, or without them those of all neighbouring groups; `options` go to
     `omt.transport`.
     """
-    from omt.transport import transport as solve
+    from omt.problem import transport as solve
 
     if source is not None and target is not None:
         order: tuple[int, ...] = (

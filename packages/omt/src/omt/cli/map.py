@@ -1,0 +1,81 @@
+"""`omt map`: new cells of one group, moved into another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from omt.cli.app import (
+    Json,
+    Output,
+    Quiet,
+    Reg,
+    Seed,
+    Source,
+    Target,
+    Tau,
+    app,
+    check_exists,
+    check_output,
+    one_sentence,
+    report,
+)
+
+
+@app.command("map")
+@one_sentence
+def map_cells(
+    model: Annotated[Path, typer.Argument(help="Folder that omt fit or omt transport wrote.", show_default=False)],
+    source: Source,
+    target: Target,
+    data: Annotated[
+        Path, typer.Option("--input", help="h5ad file with cells like those of --source.", show_default=False)
+    ],
+    output: Output,
+    kind: Annotated[str, typer.Option(help="barycentric, sample or mode.")] = "barycentric",
+    tau: Tau = 1.0,
+    reg: Reg = 0.01,
+    seed: Seed = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Move new cells of one group into another; writes obsm["X_omt_map"].
+
+    A folder of omt fit has no plans yet: then the one from --source to --target is solved here with --tau and --reg.
+    If the file has the --groupby column only cells of --source are mapped and the others get NaN; without it all are.
+
+    Example: omt map model/ --source ctrl --target stim --input new.h5ad -o mapped.h5ad
+    """
+    check_exists(model)
+    check_exists(data)
+    check_output(output)
+    import numpy as np
+
+    from omt import io
+    from omt.grouped import group_label
+    from omt.prepare import ready
+    from omt.tl._cells import group_cells
+    from omt.tl.transport import solve_plans
+
+    plans = io.load_model(model)
+    if not plans.transports:
+        plans = solve_plans(plans, source=source, target=target, tau=tau, reg=reg)
+    i, j = plans.position(source, "source"), plans.position(target, "target")
+    adata = io.read_h5ad(data)
+    X = ready(adata, plans)
+    rows = np.arange(adata.n_obs)
+    if plans.groupby in adata.obs:
+        groups = group_cells(adata, plans.groupby)
+        if plans.groups[i] not in groups.values:
+            raise ValueError(f"{data} has no cell with {plans.groupby} {group_label(plans.groups[i])}")
+        rows = np.flatnonzero(groups.codes == groups.values.index(plans.groups[i]))
+    part = X[rows]
+    moved = plans.map_cells(part.toarray() if hasattr(part, "toarray") else part, i, j, kind=kind, random_state=seed)
+    result = np.full((adata.n_obs, moved.shape[1]), np.nan)
+    result[rows] = moved
+    adata.obsm["X_omt_map"] = result
+    io.write_h5ad(adata, output)
+    content = {"output": str(output), "key_added": "X_omt_map", "cells": len(rows), "features": moved.shape[1]}
+    report(content, [content], as_json=as_json, quiet=quiet)
