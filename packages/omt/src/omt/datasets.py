@@ -137,7 +137,12 @@ class KnownMap:
 
 
 def known_map(
-    n_components: int = 10, n_features: int = 20, *, separation: float = 2.0, random_state: int = 0
+    n_components: int = 10,
+    n_features: int = 20,
+    *,
+    separation: float = 2.0,
+    displacement: float | None = None,
+    random_state: int = 0,
 ) -> KnownMap:
     """Generate well separated Gaussian components that each move by their own affine map.
 
@@ -147,8 +152,10 @@ def known_map(
         `K` and `D`.
     separation
         Standard deviation of the component means per axis; within a component it is between 0.55 and 1.1.
-        Displacements are two thirds of it: far enough that no linear map does, near enough that staying with one's
-        own component is the optimal coupling.
+    displacement
+        Standard deviation per axis by which components move; by default two thirds of `separation`: far enough that no
+        linear map does, near enough that staying with one's own component is the optimal coupling. In few dimensions
+        that needs less.
     random_state
         Seed.
 
@@ -174,7 +181,7 @@ def known_map(
         weights=weights / weights.sum(),
         means=means,
         covariances=positive(0.3, 1.2),
-        target_means=means + separation / 1.5 * rng.standard_normal((K, D)),
+        target_means=means + (separation / 1.5 if displacement is None else displacement) * rng.standard_normal((K, D)),
         linear=positive(0.6, 1.4),
     )
 

@@ -10,50 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omt import datasets, experiments
+from omt.experiments.claims import WITHOUT_FILES, Row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from anndata import AnnData
 
 __all__ = ["DemoResult", "Row", "run"]
-
-
-@dataclass(frozen=True)
-class Row:
-    """One claim: what was measured over all seeds, and what it must reach.
-
-    Attributes
-    ----------
-    job, measure
-        Data and quantity.
-    values
-        One for each seed.
-    target
-        `"≥ 0.94"` or `"≤ 2"`.
-    every
-        Whether each seed must reach the target (then `value` is the worst of them), or their mean.
-    """
-
-    job: str
-    measure: str
-    values: tuple[float, ...]
-    target: str
-    every: bool = False
-
-    @property
-    def value(self) -> float:
-        """The number that is judged."""
-        if not self.every:
-            return float(np.mean(self.values))
-        return min(self.values) if self.target.startswith("≥") else max(self.values)
-
-    @property
-    def ok(self) -> bool:
-        """Whether the target is reached."""
-        sign, limit = self.target.split()
-        return self.value >= float(limit) if sign == "≥" else self.value <= float(limit)
 
 
 @dataclass(frozen=True)
@@ -132,13 +96,7 @@ def run(out: Path, *, seeds: int = 5, progress: bool = False) -> DemoResult:
     rows: list[Row] = []
     pictures: list[str] = []
     notes: list[str] = []
-    jobs: list[tuple[str, Callable[[Sequence[int]], list[Row]]]] = [
-        ("blood cells (pbmc68k), two halves", _halves),
-        ("handwritten digits, shifted and dimmed", _digits),
-        ("generated components with known maps", _known_map),
-        ("generated branching process", _branching),
-    ]
-    for name, job in jobs:
+    for name, job in WITHOUT_FILES:
         if progress:
             print(f"{name} …", file=sys.stderr)
         try:
@@ -152,48 +110,6 @@ def run(out: Path, *, seeds: int = 5, progress: bool = False) -> DemoResult:
     except ImportError as error:
         notes.append(f"no pictures: {error}")
     return DemoResult(tuple(rows), tuple(pictures), tuple(notes), time.perf_counter() - start)
-
-
-def _halves(seeds: Sequence[int]) -> list[Row]:
-    balanced = [experiments.halves(seed=s)[0] for s in seeds]
-    unbalanced = [experiments.halves(seed=s, tau=0.9)[0] for s in seeds]
-    job = "blood cells, two halves"
-    return [
-        Row(job, "mass on the same cell type / bound", tuple(c.share / c.bound for c in balanced), "≥ 0.94"),
-        Row(job, "mass on the same cell type, tau=0.9", tuple(c.share for c in unbalanced), "≥ 0.97"),
-    ]
-
-
-def _digits(seeds: Sequence[int]) -> list[Row]:
-    balanced = [experiments.shifted_digits(seed=s) for s in seeds]
-    unbalanced = [experiments.shifted_digits(seed=s, tau=0.9) for s in seeds]
-    job = "digits, shifted and dimmed"
-    return [
-        Row(job, "mass on the same digit / bound", tuple(c.share / c.bound for c in balanced), "≥ 0.96"),
-        Row(job, "mass on the same digit, tau=0.9", tuple(c.share for c in unbalanced), "≥ 0.99"),
-    ]
-
-
-def _known_map(seeds: Sequence[int]) -> list[Row]:
-    small = [experiments.known_map(2000, seed=s) for s in seeds]
-    large = [experiments.known_map(20_000, seed=s) for s in seeds]
-    job = "known maps, K=10, d=20"
-    return [
-        Row(job, "L2-UVP of the map, n=2000 (%)", tuple(r.uvp for r in small), "≤ 2", every=True),
-        Row(job, "L2-UVP of the map, n=20000 (%)", tuple(r.uvp for r in large), "≤ 0.25", every=True),
-        Row(job, "mass on true pairs - bound, n=2000", tuple(r.mass - r.bound for r in small), "≥ -0.02", every=True),
-    ]
-
-
-def _branching(seeds: Sequence[int]) -> list[Row]:
-    plain = [experiments.branching(seed=s) for s in seeds]
-    grown = [experiments.branching(seed=s, growth_known=True) for s in seeds]
-    job = "branching, five times"
-    return [
-        Row(job, "mass on possible descents / bound", tuple(r.share / r.bound for r in plain), "≥ 0.98"),
-        Row(job, "error of the fates, growth unknown", tuple(r.fate_error for r in plain), "≤ 0.2"),
-        Row(job, "error of the fates, growth given", tuple(r.fate_error for r in grown), "≤ 0.08"),
-    ]
 
 
 def _draw(out: Path, *, with_cells: bool) -> list[str]:
