@@ -501,7 +501,7 @@ GOOD = np.random.default_rng(0).normal(size=(10, 2))
         ({"X": GOOD, "n_init": 1.5}, "n_init is 1.5; it must be an integer ≥ 1"),
         ({"X": GOOD, "tol": -1.0}, "tol is -1.0; it must be a finite number ≥ 0"),
         ({"X": GOOD, "dtype": "float16"}, "dtype is 'float16'; it must be 'float64' or 'float32'"),
-        ({"X": GOOD, "family": "cauchy"}, "family is 'cauchy'; it must be 'gaussian' or a family object"),
+        ({"X": GOOD, "family": "cauchy"}, "family is 'cauchy'; it must be one of gaussian, .*or a family object"),
         ({"X": GOOD, "covariance": "round"}, "covariance is 'round'; it must be one of full"),
         (
             {"X": GOOD, "n_components": 2, "family": Gaussian("lowrank", rank=3)},
@@ -559,5 +559,5 @@ def test_a_checkpoint_that_is_a_folder_is_refused(tmp_path):
 
 
 def test_a_family_must_be_one():
-    with pytest.raises(TypeError, match="it must be 'gaussian' or a family object"):
+    with pytest.raises(TypeError, match="it must be one of gaussian, .*or a family object"):
         fit_mixture(GOOD, 2, family=3)

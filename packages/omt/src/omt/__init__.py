@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from omt.mixture import Mixture
     from omt.pairs.cost import component_cost
     from omt.plans.sample import SamplePlan
+    from omt.stability.certificate import stability_certificate
 
 __all__ = [
     "Mixture",
@@ -34,6 +35,7 @@ __all__ = [
     "metrics",
     "mw2",
     "pl",
+    "stability_certificate",
     "tl",
     "transport",
 ]
@@ -46,6 +48,7 @@ _HOME = {
     "TransportChain": "omt.chain",
     "component_cost": "omt.pairs.cost",
     "fit_mixture": "omt.fitting.em",
+    "stability_certificate": "omt.stability.certificate",
 }
 _SUBMODULES = frozenset({"datasets", "metrics", "pl", "tl"})
 

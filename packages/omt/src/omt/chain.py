@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from omt import archive
+from omt.interpolation import place_in_time
 from omt.mixture import Mixture
 from omt.problem import transport
 from omt.transport import Transport
@@ -147,7 +148,8 @@ class TransportChain:
     def joint(self, t0: float, t1: float) -> NDArray[np.float64]:
         """Mass between the components of two times.
 
-        In a balanced chain its marginals are the weights of both mixtures. In a relaxed one rows sum to the mass that
+        In a balanced chain its marginals are the weights of both mixtures (where growth was assumed, those of
+        ``t0`` grown). In a relaxed one rows sum to the mass that
         leaves ``t0``, and columns to what the forward tables of the chain make of it.
 
         Parameters
@@ -246,6 +248,117 @@ class TransportChain:
                 f"components there: {', '.join(table.columns)}"
             )
         return pd.DataFrame({group: table[list(members)].sum(axis=1) for group, members in groups.items()})
+
+    def growth(self) -> pd.DataFrame:
+        """Growth of the components at each step, as it was assumed and as the plans found it.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each component of each time but the last: ``time``, ``next_time``, ``component``; ``prior`` and
+            ``posterior``, descendants per cell until the next time; ``prior_rate`` and ``posterior_rate``, the same as
+            factors per unit of time, ``growth^(1/Δt)``.
+
+        Examples
+        --------
+        >>> import omt
+        >>> early, late = (
+        ...     omt.Mixture.from_gaussians([a, 1 - a], [[0.0], [9.0]], [[[1.0]], [[1.0]]], names=["A", "B"])
+        ...     for a in (0.5, 0.8)
+        ... )
+        >>> chain = omt.TransportChain.between([early, late], [0, 2], tau=(0.5, 1.0))
+        >>> chain.growth()[["component", "posterior", "posterior_rate"]].round(2)
+          component  posterior  posterior_rate
+        0         A        1.6            1.26
+        1         B        0.4            0.63
+        """
+        parts = []
+        for step, (start, end) in zip(self.transports, pairwise(self.times), strict=True):
+            prior, posterior = step.prior_growth, step.posterior_growth
+            root = 1.0 / (end - start)
+            parts.append(
+                pd.DataFrame(
+                    {
+                        "time": start,
+                        "next_time": end,
+                        "component": list(step.source.names),
+                        "prior": prior,
+                        "posterior": posterior,
+                        "prior_rate": prior**root,
+                        "posterior_rate": posterior**root,
+                    }
+                )
+            )
+        return pd.concat(parts, ignore_index=True)
+
+    # -------------------------------------------------------------------------------------------------- interpolation
+    def interpolate(self, t: float, *, bridge: bool = False) -> Mixture:
+        """The mixture at any time between the first and the last.
+
+        Parameters
+        ----------
+        t : float
+            A time; those of the chain give its mixtures.
+        bridge : bool
+            As in :meth:`omt.Transport.interpolate`.
+
+        Returns
+        -------
+        Mixture
+
+        Raises
+        ------
+        ValueError
+            If ``t`` is outside (the message lists the times), and as :meth:`omt.Transport.interpolate`.
+
+        Examples
+        --------
+        >>> import omt
+        >>> early = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
+        >>> late = omt.Mixture.from_gaussians([1.0], [[4.0]], [[[1.0]]])
+        >>> omt.TransportChain.between([early, late], [10, 20]).interpolate(15).mean()
+        array([2.])
+        """
+        step, share = place_in_time(self.times, t)
+        if share in {0.0, 1.0}:
+            return self.mixtures[step + int(share)]
+        return self.transports[step].interpolate(share, bridge=bridge)
+
+    def interpolate_samples(
+        self,
+        X: Any,
+        t: float,
+        n: int | None = None,
+        rng: np.random.Generator | int | None = None,
+        *,
+        bridge: bool = False,
+    ) -> NDArray[np.float64]:
+        """Samples of the last time before ``t``, moved to ``t``; see :meth:`omt.Transport.interpolate_samples`.
+
+        Parameters
+        ----------
+        X : array [N, d]
+            Samples of the time of the chain that ``t`` follows (of the time before the last one, if ``t`` is the last).
+        t : float
+            Between the first and the last time.
+        n : int, optional
+            How many; as many as there are if not given.
+        rng : Generator or int, optional
+            Randomness.
+        bridge : bool
+            As in :meth:`omt.Transport.interpolate`.
+
+        Returns
+        -------
+        array [n, d]
+
+        Raises
+        ------
+        ValueError
+            If ``t`` is outside (the message lists the times), and as :meth:`omt.Transport.interpolate_samples`.
+        """
+        step, share = place_in_time(self.times, t)
+        return self.transports[step].interpolate_samples(X, share, n, rng, bridge=bridge)
 
     # ------------------------------------------------------------------------------------------------------ private
     def _index(self, t: float, argument: str) -> int:

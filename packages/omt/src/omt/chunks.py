@@ -45,6 +45,7 @@ class Source:
     is_sparse: bool
     in_memory: bool
     _rows: Any = None
+    _canonical: bool = False
     _stream: Callable[[], Iterable[Any]] | None = None
 
     def chunks(self, size: int, dtype: DTypeLike = np.float64) -> Iterator[tuple[int, Any]]:
@@ -69,7 +70,7 @@ class Source:
         """
         if self._stream is None:
             for start in range(0, self.n_samples, size):
-                yield start, _block(self._rows[start : start + size], dtype)
+                yield start, _block(self._rows[start : start + size], dtype, self._canonical)
             return
         start = 0
         for piece in self._stream():
@@ -107,7 +108,7 @@ class Source:
             runs = [np.arange(s, min(s + length, self.n_samples)) for s in starts[first : first + per_batch]]
             rows = np.concatenate(runs)
             if self.in_memory:
-                yield rows, _block(self._rows[rows], dtype)
+                yield rows, _block(self._rows[rows], dtype, self._canonical)
             else:
                 pieces = [self._rows[int(run[0]) : int(run[-1]) + 1] for run in runs]
                 yield rows, _block(_stack(pieces), dtype)
@@ -138,7 +139,7 @@ class Source:
     def take(self, rows: NDArray[np.int64], dtype: DTypeLike = np.float64) -> Any:
         """Rows at the given increasing indices, ``[n, d]``; one pass over what is not in memory."""
         if self.in_memory:
-            return _block(self._rows[rows], dtype)
+            return _block(self._rows[rows], dtype, self._canonical)
         pieces = []
         for start, block in self.chunks(8192, dtype):
             first, last = np.searchsorted(rows, [start, start + block.shape[0]])
@@ -205,7 +206,8 @@ def as_source(X: Any, *, name: str = "X") -> Source:
         raise ValueError(f"{name} has shape {tuple(rows.shape)}; it must have at least one sample and one feature")
     if np.dtype(rows.dtype).kind not in "fiub":
         raise ValueError(f"{name} has dtype {rows.dtype}; it must hold real numbers")
-    return Source(int(rows.shape[0]), int(rows.shape[1]), csr, in_memory, rows)
+    canonical = in_memory and csr and bool(rows.has_canonical_format)
+    return Source(int(rows.shape[0]), int(rows.shape[1]), csr, in_memory, rows, canonical)
 
 
 def _is_on_disk(X: Any) -> bool:
@@ -228,7 +230,7 @@ def _stream_source(stream: Callable[[], Iterable[Any]], name: str) -> Source:
     if n_samples == 0 or n_features == 0:
         raise ValueError(f"the callable {name} yielded no rows")
     # A generator function can be called again; an iterator that is spent would silently end every later pass.
-    return Source(n_samples, n_features, csr, False, None, stream)
+    return Source(n_samples, n_features, csr, False, None, False, stream)
 
 
 def _stream_block(piece: Any, n_features: int, start: int) -> Any:
@@ -240,10 +242,18 @@ def _stream_block(piece: Any, n_features: int, start: int) -> Any:
     return piece
 
 
-def _block(rows: Any, dtype: DTypeLike) -> Any:
-    """Rows as a dense array or CSR matrix of the type, without a copy if they are one already."""
+def _block(rows: Any, dtype: DTypeLike, canonical: bool = False) -> Any:
+    """Rows as a dense array or CSR matrix of the type, without a copy if they are one already.
+
+    An entry that a sparse matrix stores in several parts becomes one: squares and factorials do not add up. Matrices
+    known to be ``canonical`` have none.
+    """
     if is_sparse(rows):
-        return rows.tocsr().astype(dtype, copy=False)
+        block = rows.tocsr().astype(dtype, copy=False)
+        if not canonical and not block.has_canonical_format:
+            block = block.copy()
+            block.sum_duplicates()
+        return block
     return np.asarray(rows, dtype=dtype)
 
 

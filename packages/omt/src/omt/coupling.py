@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from omt.growth import grown_weights
 from omt.solver import solve
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def coupling_for(transport: Transport, a: NDArray[np.float64], b: NDArray[np.flo
     transport : Transport
         Where cost, temperature, ``tau`` and what is forbidden come from.
     a, b : arrays [K], [L]
-        Weights ≥ 0, of equal sum where the transport is balanced.
+        Weights ≥ 0, of equal sum where the transport is balanced; the source's before growth.
 
     Raises
     ------
@@ -65,6 +66,7 @@ def coupling_for(transport: Transport, a: NDArray[np.float64], b: NDArray[np.flo
     source, target = transport.source, transport.target
     if max(np.abs(a - source.weights).max(), np.abs(b - target.weights).max()) < _EMPTY:
         return mass * transport.coupling
+    a = grown_weights(a, transport.growth)
     rows, columns = np.flatnonzero(a > _EMPTY), np.flatnonzero(b > _EMPTY)
     part = np.ix_(rows, columns)
     W = np.zeros((source.K, target.K))

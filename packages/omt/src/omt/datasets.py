@@ -17,7 +17,20 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["BranchingTruth", "KnownMap", "branching_process", "digits", "known_map", "pbmc68k_reduced", "shift_and_dim"]
+__all__ = [
+    "BranchingTruth",
+    "ConvexPotential",
+    "KnownMap",
+    "PerturbationTruth",
+    "branching_process",
+    "convex_potential",
+    "digits",
+    "known_map",
+    "moving_clusters",
+    "pbmc68k_reduced",
+    "perturbed_counts",
+    "shift_and_dim",
+]
 
 
 def pbmc68k_reduced() -> AnnData:
@@ -301,3 +314,216 @@ def branching_process(
     adata = AnnData(obs=obs, obsm={"X_state": state @ rotation, "X_tree": tree})
     adata.uns["cell_type_colors"] = ["#4d4d4d", "#8c6bb1", "#41ab5d", "#d6604d", "#f4a582", "#2b8cbe"]
     return adata, BranchingTruth(_TYPES, _TRANSITION.copy(), _GROWTH.copy(), np.stack(composition))
+
+
+@dataclass(frozen=True)
+class PerturbationTruth:
+    """What `perturbed_counts` knows about its cells.
+
+    Attributes
+    ----------
+    types
+        Names of the cell types, `K` of them.
+    means
+        `[K, G]`: mean counts of an untreated cell of size one.
+    fold_changes
+        `[K, G]`: factor by which treatment changes them; 1 for genes that do not respond.
+    dispersion
+        `[G]`: variances are `mean + dispersion * mean**2`.
+    responding
+        Names of the genes that rise in every type.
+    """
+
+    types: tuple[str, ...]
+    means: Array
+    fold_changes: Array
+    dispersion: Array
+    responding: tuple[str, ...]
+
+
+def perturbed_counts(
+    n_cells: int = 1000, *, n_genes: int = 200, n_types: int = 4, n_responding: int = 15, random_state: int = 0
+) -> tuple[AnnData, PerturbationTruth]:
+    """Generate counts of control and treated cells whose types and fold changes are known.
+
+    Counts are negative binomial. Every type has marker genes; under treatment the responding genes rise in all types, 3
+    to 12 fold, each type by its own factor. Cells differ in depth.
+
+    Parameters
+    ----------
+    n_cells
+        Cells of each condition.
+    n_genes, n_types, n_responding
+        `G`, `K`, and the number of genes that respond.
+    random_state
+        Seed.
+
+    Returns
+    -------
+    adata : AnnData
+        `2 * n_cells` cells with sparse counts in `X`; `obs["condition"]` (`"control"`, `"treated"`), `obs["cell_type"]`,
+        `obs["size"]` (true size factor).
+    truth : PerturbationTruth
+
+    Examples
+    --------
+    >>> adata, truth = perturbed_counts(100)
+    >>> adata.shape, len(truth.responding)
+    ((200, 200), 15)
+    """
+    import pandas as pd
+    from anndata import AnnData
+    from scipy import sparse
+
+    if n_responding > n_genes:
+        raise ValueError(
+            f"n_responding is {n_responding} and n_genes {n_genes}; give at most as many as there are genes"
+        )
+    rng = np.random.default_rng(random_state)
+    K, G = n_types, n_genes
+    means = np.exp(rng.normal(-0.5, 1.0, size=G)) * np.exp(0.2 * rng.standard_normal((K, G)))
+    order = rng.permutation(G)
+    responding, others = np.sort(order[:n_responding]), order[n_responding:]
+    for k, genes in enumerate(others[: K * (G // (3 * K))].reshape(K, -1)):
+        means[k, genes] *= rng.uniform(4.0, 10.0, size=genes.size)
+    # What treatment switches on is nearly off before: depth stays about what it was.
+    means[:, responding] = rng.uniform(0.1, 0.4, size=(K, n_responding))
+    folds = np.ones((K, G))
+    folds[:, responding] = rng.uniform(3.0, 8.0, size=n_responding) * rng.uniform(1.0, 1.5, size=(K, n_responding))
+    dispersion = rng.uniform(0.1, 0.5, size=G)
+
+    kind = rng.choice(K, size=2 * n_cells, p=rng.dirichlet(np.full(K, 20.0)))
+    treated = np.arange(2 * n_cells) >= n_cells
+    size = np.exp(0.3 * rng.standard_normal(2 * n_cells))
+    expected = size[:, None] * means[kind] * np.where(treated[:, None], folds[kind], 1.0)
+    counts = rng.poisson(rng.gamma(1.0 / dispersion, dispersion * expected))
+
+    types = tuple(f"type {k}" for k in range(K))
+    obs = pd.DataFrame(
+        {
+            "condition": pd.Categorical.from_codes(treated.astype(int), categories=pd.Index(["control", "treated"])),
+            "cell_type": pd.Categorical.from_codes(kind, categories=pd.Index(types)),
+            "size": size,
+        },
+        index=[f"cell{i}" for i in range(2 * n_cells)],
+    )
+    genes = [f"gene{g}" for g in range(G)]
+    adata = AnnData(sparse.csr_matrix(counts.astype(np.float32)), obs=obs, var=pd.DataFrame(index=genes))
+    truth = PerturbationTruth(types, means, folds, dispersion, tuple(genes[g] for g in responding))
+    return adata, truth
+
+
+@dataclass(frozen=True)
+class ConvexPotential:
+    """A source and an optimal map that is no affine one: the gradient of a smooth convex function.
+
+    `T(x) = flat * x + Σ_j p_j(x) targets[j]` with `p(x) = softmax(sharpness * (targets @ x) + offsets)`. It is the
+    gradient of `flat * |x|² / 2 + log Σ_j exp(sharpness * targets[j] @ x + offsets[j]) / sharpness`, and so the optimal
+    map from any source to its image (Brenier).
+
+    Attributes
+    ----------
+    means
+        `[K, D]`: the source is an equal mixture of unit Gaussians around them.
+    targets, offsets
+        `[J, D]`, `[J]`.
+    sharpness, flat
+        How fast the map turns from one target to another, and how much of the identity there is.
+    """
+
+    means: Array
+    targets: Array
+    offsets: Array
+    sharpness: float
+    flat: float
+
+    def sample_source(self, n: int, rng: np.random.Generator) -> Array:
+        """Draw `n` source samples `[N, D]`."""
+        noise = rng.standard_normal((n, self.means.shape[1]))
+        drawn: Array = self.means[rng.integers(len(self.means), size=n)] + noise
+        return drawn
+
+    def map(self, X: Array) -> Array:
+        """Apply the optimal map: `[N, D] -> [N, D]`."""
+        scores = self.sharpness * (X @ self.targets.T) + self.offsets
+        shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+        image: Array = self.flat * X + (shares / shares.sum(axis=1, keepdims=True)) @ self.targets
+        return image
+
+
+def convex_potential(n_features: int = 2, *, n_targets: int = 6, random_state: int = 0) -> ConvexPotential:
+    """Generate a smooth optimal map that gathers a mixture of three Gaussians around several places.
+
+    Parameters
+    ----------
+    n_features
+        `D`.
+    n_targets
+        Places `J`; more than the source has components, so that components are no images of one another.
+    random_state
+        Seed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> problem = convex_potential(2)
+    >>> X = problem.sample_source(5, np.random.default_rng(0))
+    >>> problem.map(X).shape
+    (5, 2)
+    """
+    rng = np.random.default_rng(random_state)
+    targets = 3.0 * rng.standard_normal((n_targets, n_features))
+    return ConvexPotential(
+        means=2.0 * rng.standard_normal((3, n_features)),
+        targets=targets,
+        offsets=-0.5 * np.einsum("jd,jd->j", targets, targets),
+        sharpness=1.0,
+        flat=0.3,
+    )
+
+
+def moving_clusters(n_cells: int = 400, *, n_features: int = 3, random_state: int = 0) -> tuple[Array, Array, Array]:
+    """Generate independent samples of a process at three times, `t = 0, 1/2, 1`: clusters that move on straight lines
+    while they turn and change shape, one of which splits in two.
+
+    Parameters
+    ----------
+    n_cells
+        Samples at each time.
+    n_features
+        `D >= 2`.
+    random_state
+        Seed.
+
+    Returns
+    -------
+    first, middle, last : ndarray
+        `[N, D]` each.
+
+    Examples
+    --------
+    >>> first, middle, last = moving_clusters(50)
+    >>> middle.shape
+    (50, 3)
+    """
+    if n_features < 2:
+        raise ValueError(f"n_features is {n_features}, must be at least 2")
+    rng = np.random.default_rng(random_state)
+    # Where each stream starts and ends, in the first two axes; the first two streams start as one cluster.
+    start = np.zeros((4, n_features))
+    start[:, :2] = [[0.0, 0.0], [0.0, 0.0], [6.0, 0.0], [0.0, 6.0]]
+    end = np.zeros((4, n_features))
+    end[:, :2] = [[-3.0, -3.0], [3.0, -3.0], [8.0, 4.0], [3.0, 9.0]]
+    rotation = np.linalg.qr(rng.standard_normal((4, n_features, n_features)))[0]
+    stretch = (rotation * rng.uniform(0.4, 1.8, size=(4, 1, n_features))) @ rotation.swapaxes(1, 2)
+    spread = rng.uniform(0.5, 1.2, size=(3, n_features))[[0, 0, 1, 2]]
+
+    def at(t: float) -> Array:
+        # Shares are exact: distances between two times then tell of the process, not of the draw of cells.
+        stream = np.searchsorted([0.25, 0.5, 0.7], (np.arange(n_cells) + 0.5) / n_cells)
+        centred = spread[stream] * rng.standard_normal((n_cells, n_features))
+        moved = end[stream] + np.einsum("nij,nj->ni", stretch[stream], centred)
+        state: Array = (1.0 - t) * (start[stream] + centred) + t * moved
+        return state
+
+    return at(0.0), at(0.5), at(1.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pandas as pd
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
     from omt.chain import TransportChain
     from omt.mixture import Mixture
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Group", "GroupedMixtures", "group_label"]
 
 Group: TypeAlias = float | str
+# Largest dense array of images that is written into an AnnData: 0.8 GB.
+_MOST_WRITTEN = 10**8
 
 
 def group_label(value: object) -> str:
@@ -47,7 +49,8 @@ class GroupedMixtures:
     mixtures
         One for each group.
     use_rep
-        Key of `obsm` they were fitted on, `"X"` for the expression matrix.
+        Key of `obsm` they were fitted on, `"X"` for the expression matrix or the layer that `settings["layer"]` names;
+        its genes are the mixtures' `feature_names`.
     labels
         Column of `obs` whose values are the components, if any.
     settings
@@ -146,12 +149,42 @@ class GroupedMixtures:
         path = self.path(source, target)
         return np.asarray(self.chain.joint(self.order.index(path[0]), self.order.index(path[-1])), dtype=np.float64)
 
-    def map_cells(self, X: ArrayLike, source: int, target: int, *, kind: str, random_state: int = 0) -> Array:
-        """Map samples `[N, D]` of one group to another; see `omt.tl.map_to`."""
+    def map_cells(
+        self,
+        X: Any,
+        source: int,
+        target: int,
+        *,
+        kind: str,
+        random_state: int = 0,
+        n_written: int | None = None,
+    ) -> Array:
+        """Map samples `[N, D]` of one group to another; see `omt.tl.map_to`.
+
+        Parameters
+        ----------
+        X
+            What `omt.Transport.map` reads.
+        source, target
+            Positions of the groups, in the order of the chain.
+        kind
+            `"barycentric"`, `"sample"` or `"mode"`.
+        random_state
+            Seed of `"sample"`.
+        n_written
+            Cells of the array that the caller will write the images into. Refused where that is absurd.
+        """
         from omt.pairs import maps
 
         if kind not in {"barycentric", "sample", "mode"}:
             raise ValueError(f"kind is {kind!r}, must be 'barycentric', 'sample' or 'mode'")
+        D = self.mixtures[target].d
+        if (n_written or 0) * D > _MOST_WRITTEN:
+            raise ValueError(
+                f"images of {n_written} cells with {D} features are {n_written * D:.2g} numbers, more than "  # type: ignore[operator]  # a number here
+                f"{_MOST_WRITTEN:.0e}; fit on fewer genes, take a part of the cells, or map blocks of them by "
+                "omt.Transport.map"
+            )
         P, Q, W = self.mixtures[source], self.mixtures[target], self.joint(source, target)
         epsilon = float(self.transports[self.order.index(source)].epsilon)
         if kind == "sample":

@@ -18,13 +18,14 @@ from omt import archive
 from omt.chunks import Source, as_source, require_finite
 from omt.families import GaussianComponents
 from omt.families.base import Components, FloatArray
+from omt.families.build import components_from, components_of
+from omt.families.product import ProductComponents, refuse_wide
+from omt.features import checked_feature_names, column_names, require_same
 from omt.report import FitReport, MixtureUsage, report_of
 from shared_core import RoutingTrace, load_stats, soft_assign
 
 _FORMAT = 1
 _CHUNK = 4096
-# How each family's components are rebuilt from their parameters.
-_COMPONENTS: dict[str, type[Any]] = {"gaussian": GaussianComponents}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,8 @@ class Mixture:
         Name of each component; ``"0", "1", …`` if not given.
     report
         What the fit did, if the mixture was fitted.
+    feature_names
+        Name of each feature, ``[d]``, e.g. genes. Mixtures whose features have different names are never compared.
 
     Raises
     ------
@@ -66,6 +69,7 @@ class Mixture:
     components: Components
     names: tuple[str, ...] = field(default=(), kw_only=True)
     report: FitReport | None = field(default=None, kw_only=True, repr=False)
+    feature_names: tuple[str, ...] | None = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         weights = np.array(self.weights, dtype=np.float64)
@@ -88,10 +92,13 @@ class Mixture:
         total = weights.sum()
         if abs(total - 1.0) > 1e-6:
             raise ValueError(f"weights sum to {total:.9g}; they must sum to 1 (divide them by their sum)")
-        weights /= total
+        # Weights that sum to one but for rounding stay as they are, so that a stored mixture comes back bit by bit.
+        if abs(total - 1.0) > K * np.finfo(float).eps:
+            weights /= total
         weights.setflags(write=False)
         object.__setattr__(self, "weights", weights)
         object.__setattr__(self, "names", names)
+        object.__setattr__(self, "feature_names", checked_feature_names(self.feature_names, self.components.d))
 
     def __repr__(self) -> str:
         shown = ", ".join(self.names[:8]) + (", …" if self.K > 8 else "")
@@ -115,6 +122,55 @@ class Mixture:
             np.asarray(means, dtype=float), "full", covariances=np.asarray(covariances, dtype=float)
         )
         return cls._named(np.asarray(weights, dtype=float), components, names)
+
+    @classmethod
+    def from_params(
+        cls,
+        family: str,
+        weights: ArrayLike,
+        *,
+        names: Iterable[str] | None = None,
+        feature_names: Iterable[str] | None = None,
+        **arrays: Any,
+    ) -> Self:
+        """Mixture of any family from its parameters.
+
+        Parameters
+        ----------
+        family
+            ``"poisson"`` (``rates``, optional ``reference``), ``"negative_binomial"`` (``means``, ``dispersion``,
+            optional ``reference``), ``"multinomial"`` (``probs``, ``total``), ``"bernoulli"`` (``probs``), ``"gamma"``
+            (``shapes``, ``rates``), ``"exponential"`` (``rates``), ``"gaussian"`` or ``"lognormal"`` (``means`` and
+            ``covariances``, ``variances``, or ``factors`` and ``noise``; of the logarithms for ``"lognormal"``).
+        weights
+            ``[K]``.
+        names, feature_names
+            Name of each component and feature.
+        **arrays
+            The parameters; ``[K, d]`` where the family's class does not say otherwise.
+
+        Raises
+        ------
+        ValueError
+            If the family is unknown or its parameters are malformed.
+        TypeError
+            If a parameter is missing or unknown; the message lists what the family takes.
+
+        Examples
+        --------
+        >>> rates = [[1.0, 9.0], [9.0, 1.0]]
+        >>> m = Mixture.from_params("poisson", [0.5, 0.5], rates=rates, feature_names=["CD3", "CD19"])
+        >>> m.responsibilities([[0, 8]]).round(3).tolist()
+        [[1.0, 0.0]]
+        """
+        components = components_from(family, arrays)
+        features = checked_feature_names(feature_names, components.d)
+        return cls(
+            np.asarray(weights, dtype=float),
+            components,
+            names=() if names is None else tuple(names),
+            feature_names=features,
+        )
 
     @classmethod
     def from_sklearn(cls, model: Any, *, names: Iterable[str] | None = None) -> Self:
@@ -198,9 +254,20 @@ class Mixture:
         return centre
 
     def cov(self) -> FloatArray:
-        """Covariance of the mixture, ``[d, d]``: within the components plus between their means."""
+        """Covariance of the mixture, ``[d, d]``: within the components plus between their means.
+
+        Raises
+        ------
+        ValueError
+            If it would have more than 10⁸ entries.
+        """
+        refuse_wide(1, self.d)
         offset = self.components.mean() - self.mean()
-        within: FloatArray = np.einsum("k,kij->ij", self.weights, self.components.cov())
+        within: FloatArray
+        if isinstance(self.components, ProductComponents) and self.family != "multinomial":
+            within = np.diag(self.weights @ self.components.variances())
+        else:
+            within = np.einsum("k,kij->ij", self.weights, self.components.cov())
         return within + (offset.T * self.weights) @ offset
 
     # ------------------------------------------------------------------------------------------------- densities
@@ -244,6 +311,9 @@ class Mixture:
         return RoutingTrace(indices, np.concatenate([part.weights for part in parts]), self.K)
 
     def _source(self, X: Any) -> Source:
+        columns = column_names(X)
+        if columns is not None and self.feature_names is not None:
+            require_same(columns, self.feature_names, "X", "the mixture")
         source = as_source(X)
         if source.n_features != self.d:
             raise ValueError(f"X has {source.n_features} features; this mixture has d = {self.d}")
@@ -254,6 +324,8 @@ class Mixture:
         buffer = np.empty((min(_CHUNK, source.n_samples), self.K))
         for start, block in source.chunks(_CHUNK):
             require_finite(block, start)
+            if not isinstance(self.components, GaussianComponents):
+                cast("ProductComponents", self.components).check(block, start)
             out = buffer[: block.shape[0]]
             yield start, cast("FloatArray", self.components.log_prob(block, out=out))
 
@@ -338,6 +410,8 @@ class Mixture:
         }
         if self.report is not None:
             out["report"] = self.report.to_dict()
+        if self.feature_names is not None:
+            out["feature_names"] = np.array(self.feature_names, dtype=str)
         return out
 
     @classmethod
@@ -358,6 +432,7 @@ class Mixture:
             raise ValueError(f"this stored mixture has no {missing[0]}")
         components = components_of(str(stored["family"]), stored["parameters"])
         names = tuple(str(name) for name in np.asarray(stored["names"]).tolist())
+        features = stored.get("feature_names")
         if len(names) != components.K:
             raise ValueError(f"this stored mixture has {len(names)} names and {components.K} components")
         return cls(
@@ -365,6 +440,7 @@ class Mixture:
             components,
             names=names,
             report=report_of(stored.get("report")),
+            feature_names=None if features is None else tuple(str(name) for name in np.asarray(features).tolist()),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -394,21 +470,21 @@ class Mixture:
         return cls.from_dict(archive.load(path, "mixture", _FORMAT))
 
 
-def components_of(family: str, parameters: Mapping[str, Any]) -> Components:
-    """Components of a family from their stored parameters.
+def check_features(P: Mixture, Q: Mixture) -> None:
+    """Raise ``ValueError`` naming the first feature in which a source and a target mixture differ.
 
-    Raises
-    ------
-    ValueError
-        If the family is unknown, or a parameter is missing, unexpected or malformed.
+    Mixtures whose features have no names are compared by their number only.
+
+    Examples
+    --------
+    >>> P = Mixture.from_params("poisson", [1.0], rates=[[1.0, 2.0]], feature_names=["A", "B"])
+    >>> Q = Mixture.from_params("poisson", [1.0], rates=[[1.0, 2.0]], feature_names=["A", "C"])
+    >>> check_features(P, Q)
+    Traceback (most recent call last):
+        ...
+    ValueError: feature 1 is 'B' in the source and 'C' in the target; fit both on the same features in the same order
     """
-    if family not in _COMPONENTS:
-        raise ValueError(f"this mixture is of family {family!r}; this version of omt knows {', '.join(_COMPONENTS)}")
-    values = {
-        key: str(value) if key == "covariance_type" else np.asarray(value, dtype=np.float64)
-        for key, value in parameters.items()
-    }
-    try:
-        return cast("Components", _COMPONENTS[family](**values))
-    except TypeError as error:
-        raise ValueError(f"this stored mixture has unexpected parameters: {', '.join(values)}") from error
+    if P.d != Q.d:
+        raise ValueError(f"source has d={P.d} features and target d={Q.d}; fit both on the same features")
+    if P.feature_names is not None and Q.feature_names is not None:
+        require_same(P.feature_names, Q.feature_names, "the source", "the target")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from anndata import AnnData
     from numpy.typing import NDArray
@@ -26,7 +26,7 @@ _TARGET_SUM = 1e4
 
 
 def prepare(
-    adata: AnnData, *, n_top_genes: int = 2000, n_pcs: int = 20, random_state: int = 0
+    adata: AnnData, *, n_top_genes: int = 2000, keep: Sequence[str] = (), n_pcs: int = 20, random_state: int = 0
 ) -> tuple[Array, dict[str, Any]]:
     """Normalise raw counts per cell, take `log1p`, keep the most variable genes and compute principal components, all
     by scanpy.
@@ -37,6 +37,8 @@ def prepare(
         Raw counts in `X`; not changed.
     n_top_genes
         Most variable genes to keep.
+    keep
+        Genes to keep however variable they are.
     n_pcs
         Components.
     random_state
@@ -54,7 +56,7 @@ def prepare(
     ImportError
         scanpy is not installed.
     ValueError
-        `X` is not raw counts; the message has the first offending entry.
+        `X` is not raw counts (the message has the first offending entry), or a gene of `keep` is missing.
     """
     for name, value in (("n_top_genes", n_top_genes), ("n_pcs", n_pcs)):
         if value < 1:
@@ -72,7 +74,11 @@ def prepare(
     sc.pp.normalize_total(work, target_sum=_TARGET_SUM)
     sc.pp.log1p(work)
     sc.pp.highly_variable_genes(work, n_top_genes=min(n_top_genes, work.n_vars))
-    work = work[:, work.var["highly_variable"].to_numpy()].copy()
+    missing = [gene for gene in keep if gene not in work.var_names]
+    if missing:
+        raise ValueError(f"keep names {missing[0]!r}, which is not in adata.var_names")
+    work = work[:, work.var["highly_variable"].to_numpy() | work.var_names.isin(list(keep))].copy()
+    del work.var["highly_variable"]  # scanpy would leave the genes of keep out of the components
     D = min(n_pcs, min(work.shape) - 1)
     sc.pp.pca(work, n_comps=D, random_state=random_state)
     record = {
@@ -179,14 +185,14 @@ def ready(adata: AnnData, model: GroupedMixtures) -> Any:
     KeyError, ValueError
         The file has neither the representation nor raw counts that could be brought there.
     """
-    from omt.tl._cells import features
+    from omt.tl._cells import model_features
 
     bins = model.settings.get("bins")
     if bins and str(model.settings["bins_of"]) in adata.obs:
         bin_times(adata, str(model.settings["bins_of"]), str(bins))
     if model.prepare:
         adata.obsm[model.use_rep] = project(adata, model.prepare)
-    X = features(adata, model.use_rep)
+    X = model_features(adata, model)
     if X.shape[1] != model.mixtures[0].d:
         raise ValueError(
             f"{model.use_rep!r} has {X.shape[1]} features here and had {model.mixtures[0].d} "

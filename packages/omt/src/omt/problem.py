@@ -35,6 +35,7 @@ def transport(
     tol: float = 1e-9,
     max_iter: int = 500,
     forbidden: ArrayLike | None = None,
+    growth: ArrayLike | None = None,
 ) -> Transport:
     """Transport the mixture ``P`` onto the mixture ``Q``.
 
@@ -64,6 +65,9 @@ def transport(
         Most Newton steps.
     forbidden : bool array [K, L], optional
         Impossible transitions, such as those that a known lineage excludes.
+    growth : array [K], optional
+        Descendants per cell of each source component over the step, positive. The source weights become ``a∘growth``,
+        scaled to sum 1, so that what grows sends more; only ratios matter for the plan.
 
     Returns
     -------
@@ -99,6 +103,7 @@ def transport(
     >>> result.map([[0.0]], kind="mode").round(6)
     array([[1.]])
     """
+    from omt.growth import checked_growth, grown_weights
     from omt.pairs.cost import component_cost, inner_epsilon
     from omt.solver import checked_tau, solve
 
@@ -106,9 +111,10 @@ def transport(
         raise ValueError(f"reg is {reg!r}; it must be a finite number ≥ 0 (0 solves the linear program)")
     table = component_cost(P, Q, cost=cost, inner_reg=inner_reg, epsilon=epsilon)
     temperature = _temperature(table, reg) if lam is None else float(lam)
+    grown = None if growth is None else checked_growth(growth, P.K, "growth", P.names)
     solution = solve(
         table,
-        P.weights,
+        grown_weights(P.weights, grown),
         Q.weights,
         lam=temperature,
         tau=tau,
@@ -129,6 +135,7 @@ def transport(
         forbidden=None if forbidden is None else np.asarray(forbidden, dtype=bool),
         tol=tol,
         max_iter=max_iter,
+        growth=grown,
     )
 
 

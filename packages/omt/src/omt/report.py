@@ -4,12 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omt.families.base import FloatArray
+
+
+@dataclass(frozen=True)
+class ComponentCurve:
+    """A criterion over numbers of components: lower is better.
+
+    Attributes
+    ----------
+    criterion
+        ``"bic"`` or ``"icl"``.
+    n_components
+        Numbers that were tried, rising.
+    scores
+        The criterion of each, in nats.
+
+    Examples
+    --------
+    >>> ComponentCurve("bic", (1, 2, 3), (90.0, 70.5, 74.0)).best
+    2
+    """
+
+    criterion: str
+    n_components: tuple[int, ...]
+    scores: tuple[float, ...]
+
+    @property
+    def best(self) -> int:
+        """The number of components with the lowest criterion, the smaller one of equals."""
+        return self.n_components[int(np.argmin(self.scores))]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The curve as plain values that JSON and h5ad can hold."""
+        return {
+            "criterion": self.criterion,
+            "n_components": list(self.n_components),
+            "scores": list(self.scores),
+        }
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        """Rebuild what :meth:`to_dict` gave."""
+        numbers, scores = (np.atleast_1d(raw[key]).tolist() for key in ("n_components", "scores"))
+        return cls(str(raw["criterion"]), tuple(int(k) for k in numbers), tuple(float(v) for v in scores))
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +81,8 @@ class FitReport:
         Smallest variance allowed in any direction, in squared units of the data.
     reseeded, removed
         How often an empty component was placed anew, and how many were given up.
+    curve
+        The criterion over numbers of components, if their number was chosen by one.
     """
 
     method: str
@@ -50,10 +95,13 @@ class FitReport:
     floor: float
     reseeded: int = 0
     removed: int = 0
+    curve: ComponentCurve | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values that JSON and h5ad can hold."""
-        return {**self.__dict__, "history": list(self.history)}
+        plain = {**self.__dict__, "history": list(self.history)}
+        del plain["curve"]
+        return plain if self.curve is None else {**plain, "curve": self.curve.to_dict()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +128,9 @@ class MixtureUsage:
 
 def report_of(raw: Any) -> FitReport | None:
     """Report of a stored mixture; a report that cannot be read costs only itself."""
-    if not isinstance(raw, Mapping) or set(raw) != set(FitReport.__dataclass_fields__):
+    if not isinstance(raw, Mapping) or set(raw) | {"curve"} != set(FitReport.__dataclass_fields__):
         return None
     kinds = {"method": str, "n_samples": int, "n_iter": int, "converged": bool, "reseeded": int, "removed": int}
-    values = {key: kinds.get(key, float)(value) for key, value in raw.items() if key != "history"}
-    return FitReport(history=tuple(float(v) for v in np.atleast_1d(raw["history"])), **values)
+    values = {key: kinds.get(key, float)(value) for key, value in raw.items() if key not in ("history", "curve")}
+    curve = ComponentCurve.from_dict(raw["curve"]) if "curve" in raw else None
+    return FitReport(history=tuple(float(v) for v in np.atleast_1d(raw["history"])), curve=curve, **values)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
+from omt.growth import grown_weights
+
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
     from omt.mixture import Mixture
     from omt.plans.sample import SamplePlan
+    from omt.refine import RefinedTransport
     from omt.solver import Solution
+    from omt.stability.sensitivity import Sensitivity
 
 __all__ = ["Transport"]
 
@@ -44,6 +48,9 @@ class Transport:
         Impossible transitions.
     tol, max_iter : float, int
         What the solver was given; plans for new samples are solved with them too.
+    growth : array [K] or None
+        Growth of the source components that was assumed, see :attr:`prior_growth`. Source weights in the problem are
+        then ``a∘growth``, scaled to sum 1.
     """
 
     source: Mixture
@@ -55,6 +62,7 @@ class Transport:
     forbidden: NDArray[np.bool_] | None = None
     tol: float = 1e-9
     max_iter: int = 500
+    growth: NDArray[np.float64] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -125,14 +133,42 @@ class Transport:
 
     @property
     def prior_growth(self) -> NDArray[np.float64]:
-        """Growth [K] of the source components assumed before solving: 1, as many descendants as there are cells."""
-        return np.ones(self.source.K)
+        """Descendants [K] per cell of each source component that were assumed before solving; 1 if nothing was."""
+        return np.ones(self.source.K) if self.growth is None else self.growth
 
     @property
     def posterior_growth(self) -> NDArray[np.float64]:
-        """Growth [K] of the source components that the plan found: ``(W1)_k / a_k``; 1 on a balanced source."""
+        """Descendants [K] per cell of each source component that the plan found: ``(W1)_k / a_k``, times the mean
+        prior growth.
+
+        On a balanced source it is the prior growth.
+        """
         growth: NDArray[np.float64] = self.coupling.sum(axis=1) / self.source.weights
-        return growth
+        return growth if self.growth is None else growth * float(self.source.weights @ self.growth)
+
+    @property
+    def solved_weights(self) -> NDArray[np.float64]:
+        """Source weights [K] that the problem was solved with: those of the source mixture, grown and scaled to sum
+        1.
+        """
+        return grown_weights(self.source.weights, self.growth)
+
+    def sensitivity(self) -> Sensitivity:
+        """How the plan answers to small changes of costs and weights.
+
+        Returns
+        -------
+        omt.stability.Sensitivity
+            Directional derivatives and their operator norm.
+
+        Raises
+        ------
+        ValueError
+            For ``λ = 0``, where the plan jumps.
+        """
+        from omt.stability.sensitivity import sensitivity
+
+        return sensitivity(self)
 
     def conditional(self, direction: Literal["forward", "backward"] = "forward") -> NDArray[np.float64]:
         """Row-stochastic table of where mass goes (``[K, L]``) or, ``"backward"``, comes from (``[L, K]``).
@@ -175,11 +211,14 @@ class Transport:
         return pd.DataFrame(table, index=list(rows.names), columns=list(columns.names))
 
     def inverse(self) -> Transport:
-        """Transport from the target to the source: the same plan, read backwards."""
+        """Transport from the target to the source: the same plan, read backwards.
+
+        Where growth was assumed, the mixture it leads to is the source with its weights grown.
+        """
         s = self.solution
         return Transport(
             source=self.target,
-            target=self.source,
+            target=self.source if self.growth is None else replace(self.source, weights=self.solved_weights),
             cost_matrix=self.cost_matrix.T,
             solution=replace(s, coupling=s.coupling.T, f=s.g, g=s.f),
             epsilon=self.epsilon,
@@ -279,13 +318,160 @@ class Transport:
         if resolution == "cell":
             inner = self.epsilon or None if epsilon is None else epsilon
             cells = cell_laws(X, Y, self.source, self.target, epsilon=inner)
+        balanced = self.balanced and self.growth is None  # samples that grow send more than their weight
         weights_x, weights_y = checked_weights(mu, len(R), "mu"), checked_weights(nu, len(S), "nu")
-        if self.balanced and not np.isclose(weights_x.sum(), weights_y.sum(), rtol=1e-9, atol=0.0):
+        if balanced and not np.isclose(weights_x.sum(), weights_y.sum(), rtol=1e-9, atol=0.0):
             raise ValueError(
                 f"mu sums to {weights_x.sum():.9g} and nu to {weights_y.sum():.9g}; a balanced plan needs equal masses"
             )
         W = coupling_for(self, weights_x @ R, weights_y @ S)
-        return SamplePlan(R, S, W, weights_x, weights_y, balanced=self.balanced, cells=cells)
+        return SamplePlan(R, S, W, weights_x, weights_y, balanced=balanced, cells=cells)
+
+    def refine(
+        self,
+        n_points: int = 2000,
+        reg: float = 0.02,
+        *,
+        X: ArrayLike | None = None,
+        Y: ArrayLike | None = None,
+        tol: float = 1e-6,
+        max_iter: int = 500,
+        seed: int | np.random.Generator = 0,
+    ) -> RefinedTransport:
+        """Entropic transport between points of both mixtures, free of the components' restriction.
+
+        Points are drawn from every component in proportion to its weight, or stand for the samples ``X``, ``Y``: then
+        the map depends on the mixtures only through its start, and their error does not reach it. Where the plan
+        changes the masses of components (``tau < 1``, growth), points carry the changed masses: the map moves what is
+        transported.
+
+        Parameters
+        ----------
+        n_points : int
+            Points on each side, at least one for each component; time and memory grow with its square.
+        reg : float
+            Temperature as a multiple of the mean squared distance between the points, > 0.
+        X, Y : array [N, d], [M, d], optional
+            Samples of the source and of the target, more than ``n_points`` if there are.
+        tol : float
+            Marginal error at which the solver stops.
+        max_iter : int
+            Most sweeps of Sinkhorn's iteration; Newton steps follow where they are not enough.
+        seed : int or Generator
+            Randomness of the points.
+
+        Returns
+        -------
+        omt.refine.RefinedTransport
+            With a ``map`` for new samples.
+
+        Raises
+        ------
+        ValueError
+            If a parameter is out of range, samples do not fit the mixtures, or transitions are forbidden.
+
+        Warns
+        -----
+        omt.solver.ConvergenceWarning
+            If ``tol`` is not reached.
+
+        Examples
+        --------
+        >>> import omt
+        >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
+        >>> Q = omt.Mixture.from_gaussians([1.0], [[3.0]], [[[4.0]]])
+        >>> refined = omt.transport(P, Q).refine(500)
+        >>> refined.converged, bool(abs(refined.map([[1.0]])[0, 0] - 5.0) < 0.1)
+        (True, True)
+        """
+        from omt.refine import refine
+
+        return refine(self, n_points, reg, X=X, Y=Y, tol=tol, max_iter=max_iter, seed=seed)
+
+    def interpolate(self, t: float, *, bridge: bool = False) -> Mixture:
+        """The mixture at time ``t`` on the way from the source to the target.
+
+        Each pair of components that carries at least 1e-8 of the mass becomes a component, named ``"A→B"``. In an
+        unbalanced plan masses grow or shrink at a constant rate.
+
+        Parameters
+        ----------
+        t : float in [0, 1]
+            0 gives the source and 1 the target, exactly.
+        bridge : bool
+            For plans with an inner temperature: the marginal of the Schrödinger bridge, with the spread that the plan
+            gives each point and that of the Brownian motion on the way. False moves every point to its mean partner on
+            a straight line.
+
+        Returns
+        -------
+        Mixture
+
+        Raises
+        ------
+        ValueError
+            If ``t`` is outside, or for a family that the way leads out of (all but Gaussian and log-normal).
+
+        Examples
+        --------
+        >>> import omt
+        >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]], names=["stem"])
+        >>> Q = omt.Mixture.from_gaussians([1.0], [[4.0]], [[[9.0]]], names=["neuron"])
+        >>> middle = omt.transport(P, Q).interpolate(0.5)
+        >>> middle.names, middle.mean().round(9), middle.cov().round(9)
+        (('stem→neuron',), array([2.]), array([[4.]]))
+        """
+        from omt.interpolation import interpolate
+
+        return interpolate(self, t, bridge=bridge)
+
+    def interpolate_samples(
+        self,
+        X: Any,
+        t: float,
+        n: int | None = None,
+        rng: np.random.Generator | int | None = None,
+        *,
+        bridge: bool = False,
+    ) -> NDArray[np.float64]:
+        """Samples of the source, moved part of their way to the target.
+
+        Each goes to a pair of components by its responsibilities and the plan, and then on a straight line. Every
+        sample is taken equally often, up to rounding; in an unbalanced plan as often as its components grow.
+
+        Parameters
+        ----------
+        X : array [N, d]
+            Samples of the source.
+        t : float in [0, 1]
+            0 gives samples themselves, 1 their images.
+        n : int, optional
+            How many; as many as there are if not given.
+        rng : Generator or int, optional
+            Randomness of what is taken and where it goes.
+        bridge : bool
+            As in :meth:`interpolate`.
+
+        Returns
+        -------
+        array [n, d]
+
+        Raises
+        ------
+        ValueError
+            If ``t`` or ``n`` is out of range, or ``X`` does not fit the source.
+
+        Examples
+        --------
+        >>> import omt
+        >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
+        >>> Q = omt.Mixture.from_gaussians([1.0], [[4.0]], [[[9.0]]])
+        >>> omt.transport(P, Q).interpolate_samples([[1.0]], 0.5).round(9)
+        array([[4.]])
+        """
+        from omt.interpolation import interpolate_samples
+
+        return interpolate_samples(self, X, t, n, rng, bridge=bridge)
 
     # ----------------------------------------------------------------------------------------------------- storage
     def to_dict(self) -> dict[str, Any]:

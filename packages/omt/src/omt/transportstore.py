@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omt.archive import rebuilding
+from omt.growth import checked_growth
 from omt.solver import Solution, checked_tau
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def transport_to_dict(transport: Transport) -> dict[str, Any]:
     stored |= {name: getattr(transport.solution, name) for name in _NUMBERS}
     optional = {
         "forbidden": transport.forbidden,
+        "growth": transport.growth,
         "strictly_complementary": transport.solution.strictly_complementary,
     }
     return stored | {name: value for name, value in optional.items() if value is not None}
@@ -76,6 +78,7 @@ def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[
         if not (np.isfinite(float(stored[name])) and float(stored[name]) >= 0.0):
             raise ValueError(f"{name} of this stored transport is {stored[name]}; it must be a finite number ≥ 0")
     proven, forbidden = stored.get("strictly_complementary"), stored.get("forbidden")
+    growth = stored.get("growth")
     solution = Solution(
         coupling=tables["coupling"],
         f=tables["f"],
@@ -97,4 +100,5 @@ def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[
         "forbidden": None if forbidden is None else np.asarray(forbidden, dtype=bool),
         "tol": float(stored["tol"]),
         "max_iter": int(stored["max_iter"]),
+        "growth": None if growth is None else checked_growth(growth, K, "growth of this stored transport"),
     }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from omt.cli.app import Json, Output, Quiet, Seed, app, check_exists, check_output, one_sentence, report
+
+if TYPE_CHECKING:
+    from omt.families.gaussian import CovarianceType
+    from omt.fitting.arguments import FamilyName
 
 
 @app.command()
@@ -18,10 +22,33 @@ def fit(
         str, typer.Option(help="Column of obs: the time points, or control and treated.", show_default=False)
     ],
     output: Output,
-    use_rep: Annotated[str, typer.Option(help="Key of obsm with the features; X for the matrix itself.")] = "X_pca",
+    use_rep: Annotated[
+        str | None,
+        typer.Option(help="Key of obsm with the features; X for the matrix itself. Default: X_pca, for counts X."),
+    ] = None,
+    layer: Annotated[str | None, typer.Option(help="Layer to take instead of X, e.g. counts.")] = None,
     labels: Annotated[str | None, typer.Option(help="Column of obs whose values are the components.")] = None,
     n_components: Annotated[int, typer.Option(help="Components per group, where --labels is not given.")] = 10,
+    bic: Annotated[
+        str | None,
+        typer.Option(help="Range, e.g. 5:40: as many components as the Bayesian information criterion says."),
+    ] = None,
+    icl: Annotated[
+        str | None, typer.Option(help="The same by the integrated completed likelihood: fewer, separated ones.")
+    ] = None,
+    budget: Annotated[
+        int | None, typer.Option(help="Most components of all groups together, with --bic or --icl.")
+    ] = None,
+    family: Annotated[
+        str,
+        typer.Option(
+            help="gaussian; poisson, negative_binomial, multinomial for counts; bernoulli; gamma, exponential, lognormal."
+        ),
+    ] = "gaussian",
     covariance: Annotated[str, typer.Option(help="full, diag, spherical, tied or lowrank.")] = "full",
+    size_factors: Annotated[
+        str | None, typer.Option(help="For counts: total, or a column of obs: how deep each cell was sequenced.")
+    ] = None,
     bins: Annotated[
         str | None,
         typer.Option(help="Edges, e.g. 0,10,20: cut a numeric --groupby into stages named by their middles."),
@@ -30,6 +57,11 @@ def fit(
         bool, typer.Option("--prepare", help="X is raw counts: normalise, log, variable genes, PCA by scanpy.")
     ] = False,
     n_pcs: Annotated[int, typer.Option(help="Principal components of --prepare.")] = 20,
+    device: Annotated[str, typer.Option(help="cpu, or a device of PyTorch such as cuda, for Gaussians.")] = "cpu",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Folder for unfinished work: the same command goes on from there. Removed at the end."),
+    ] = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -37,14 +69,18 @@ def fit(
     """Fit a mixture to each group of cells and write the model folder.
 
     Example: omt fit embryo.h5ad --groupby stage --use-rep X_pca --labels cell_type -o model/
+
+    Raw counts: omt fit cells.h5ad --groupby stage --family negative_binomial --layer counts --size-factors total -o model/
     """
     check_exists(data)
     check_output(output, folder=True)
+    number, bounds = _wanted(n_components, bic, icl)
     from dataclasses import replace
 
     from omt import io, tl
     from omt import prepare as preparation
     from omt.grouped import group_label
+    from omt.tl.fit_mixtures import reads_obsm
 
     adata = io.read_h5ad(data, backed=not prepare)
     settings: dict[str, str] = {}
@@ -55,14 +91,16 @@ def fit(
     if prepare:
         use_rep = "X_pca"
         adata.obsm[use_rep], record = preparation.prepare(adata, n_pcs=n_pcs, random_state=seed)
-    elif groupby in adata.obs and use_rep != "X" and use_rep not in adata.obsm:
+    elif groupby in adata.obs and reads_obsm(use_rep, layer, family) and (use_rep or "X_pca") not in adata.obsm:
         raise ValueError(
-            f"{data} has no {use_rep!r} in obsm; it has: {', '.join(adata.obsm) or '(none)'}. "
+            f"{data} has no {use_rep or 'X_pca'!r} in obsm; it has: {', '.join(adata.obsm) or '(none)'}. "
             "Name one by --use-rep, or give --prepare if X holds raw counts"
         )
     tl.fit_mixtures(
-        adata, groupby, use_rep=use_rep, labels=labels, n_components=n_components, covariance=covariance,
-        random_state=seed, progress=False if quiet else None,
+        adata, groupby, use_rep=use_rep, labels=labels, n_components=number, component_range=bounds, budget=budget,
+        family=cast("FamilyName", family), layer=layer, size_factors=size_factors,
+        covariance=cast("CovarianceType", covariance), random_state=seed, device=device, checkpoint=checkpoint,
+        progress=False if quiet else None,
     )  # fmt: skip
     model = io.read_uns(adata)
     model = replace(model, prepare=record, settings={**model.settings, **settings})
@@ -78,3 +116,16 @@ def fit(
     ]
     shown = [{("log-likelihood per cell" if k == "log_likelihood" else k): v for k, v in row.items()} for row in rows]
     report({"model": str(output), "groupby": groupby, "groups": rows}, shown, as_json=as_json, quiet=quiet)
+
+
+def _wanted(n_components: int, bic: str | None, icl: str | None) -> tuple[Any, tuple[int, int]]:
+    """The number of components, or the criterion that chooses it and the range that it chooses from."""
+    if bic is not None and icl is not None:
+        raise ValueError("--bic and --icl both choose the number of components; give one of them")
+    for criterion, text in (("bic", bic), ("icl", icl)):
+        if text is not None:
+            least, _, most = text.partition(":")
+            if not (least.isdigit() and most.isdigit()):
+                raise ValueError(f"--{criterion} is {text!r}; it must be a range such as 5:40")
+            return criterion, (int(least), int(most))
+    return n_components, (1, 20)

@@ -35,6 +35,10 @@ def map_cells(
     ],
     output: Output,
     kind: Annotated[str, typer.Option(help="barycentric, sample or mode.")] = "barycentric",
+    refine: Annotated[
+        bool, typer.Option("--refine", help="Finer than components: entropic transport between points of both groups.")
+    ] = False,
+    n_points: Annotated[int, typer.Option(help="Points of --refine on each side.")] = 2000,
     tau: Tau = 1.0,
     reg: Reg = 0.01,
     seed: Seed = 0,
@@ -57,8 +61,11 @@ def map_cells(
     from omt.grouped import group_label
     from omt.prepare import ready
     from omt.tl._cells import group_cells
+    from omt.tl.map_to import mapped_table
     from omt.tl.transport import solve_plans
 
+    if refine and kind != "barycentric":
+        raise ValueError(f"--refine gives the mean image of each cell; it cannot go with --kind {kind}")
     plans = io.load_model(model)
     if not plans.transports:
         plans = solve_plans(plans, source=source, target=target, tau=tau, reg=reg)
@@ -71,11 +78,16 @@ def map_cells(
         if plans.groups[i] not in groups.values:
             raise ValueError(f"{data} has no cell with {plans.groupby} {group_label(plans.groups[i])}")
         rows = np.flatnonzero(groups.codes == groups.values.index(plans.groups[i]))
-    part = X[rows]
-    moved = plans.map_cells(part.toarray() if hasattr(part, "toarray") else part, i, j, kind=kind, random_state=seed)
-    result = np.full((adata.n_obs, moved.shape[1]), np.nan)
-    result[rows] = moved
-    adata.obsm["X_omt_map"] = result
+    if refine:
+        if plans.order.index(j) != plans.order.index(i) + 1:
+            raise ValueError(
+                f"--refine needs neighbours in the chain; {source} and {target} are none: give the folder of omt fit "
+                "for a plan between them"
+            )
+        moved = plans.transports[plans.order.index(i)].refine(n_points, seed=seed).map(X[rows])
+    else:
+        moved = plans.map_cells(X[rows], i, j, kind=kind, random_state=seed, n_written=adata.n_obs)
+    adata.obsm["X_omt_map"] = mapped_table(moved, rows, adata.obs_names, plans.mixtures[j].feature_names)
     io.write_h5ad(adata, output)
     content = {"output": str(output), "key_added": "X_omt_map", "cells": len(rows), "features": moved.shape[1]}
     report(content, [content], as_json=as_json, quiet=quiet)

@@ -22,6 +22,13 @@ def transport(
     tau: Tau = 1.0,
     reg: Reg = 0.01,
     inner_reg: Annotated[float, typer.Option(help="Inner temperature relative to the mean cost.")] = 0.0,
+    cells: Annotated[Path | None, typer.Option(help="With --growth-key: h5ad file with the cells.")] = None,
+    growth_key: Annotated[
+        str | None, typer.Option(help="Column of obs in --cells: factor by which a cell multiplies per unit of time.")
+    ] = None,
+    growth_iters: Annotated[
+        int, typer.Option(help="Solve that often; each time the growth just found is assumed.")
+    ] = 1,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -30,11 +37,19 @@ def transport(
     A chain needs groups in order: numbers, an ordered categorical column, or --bins of omt fit.
 
     Example: omt transport model/ --tau 0.9 --reg 0.01 -o chain/
+
+    With growth: omt transport model/ --cells embryo.h5ad --growth-key growth_rate -o chain/
     """
     check_exists(model)
+    if (cells is None) != (growth_key is None):
+        raise ValueError("give --growth-key together with --cells, the h5ad file whose column it is")
+    if cells is not None:
+        check_exists(cells)
     check_output(output, folder=True)
     from omt import io
     from omt.grouped import group_label
+    from omt.prepare import ready
+    from omt.tl._assign import assign
     from omt.tl.transport import solve_plans
 
     if (source is None) != (target is None):
@@ -46,7 +61,25 @@ def transport(
             f"the groups of {mixtures.groupby!r} are text without an order ({groups}): give --source and --target for "
             "one plan; for a chain fit on a numeric column (--bins cuts one into stages) or an ordered categorical one"
         )
-    solved = solve_plans(mixtures, source=source, target=target, tau=tau, reg=reg, inner_reg=inner_reg)
+    adata = None
+    if cells is not None:
+        adata = io.read_h5ad(cells)
+        if growth_key not in adata.obs:
+            raise ValueError(
+                f"--growth-key {growth_key}: {cells} has no such obs column; columns are: {', '.join(adata.obs)}"
+            )
+        assign(adata, mixtures, ready(adata, mixtures))
+    solved = solve_plans(
+        mixtures,
+        source=source,
+        target=target,
+        growth_from=adata,
+        growth_key=growth_key,
+        growth_iters=growth_iters,
+        tau=tau,
+        reg=reg,
+        inner_reg=inner_reg,
+    )
     io.save_model(solved, output)
     rows = [
         {

@@ -51,6 +51,9 @@ class Components(Protocol):
     def mean(self) -> FloatArray:
         """Means, ``[K, d]``."""
 
+    def centre(self) -> FloatArray | None:
+        """Where the statistics of the next M-step are taken from: first axis component, or ``None`` for about zero."""
+
     def cov(self) -> FloatArray:
         """Covariances, ``[K, d, d]``."""
 
@@ -73,6 +76,20 @@ class Components(Protocol):
         """Constructor arguments: what ``type(self)(**parameters)`` needs to build an equal object."""
 
 
+class SizedComponents(Protocol):
+    """Components of counts, which score samples of different size."""
+
+    def log_prob(
+        self,
+        X: Any,
+        *,
+        dtype: DTypeLike = np.float64,
+        out: NDArray[Any] | None = None,
+        size: FloatArray | None = None,
+    ) -> NDArray[Any]:
+        """Log-density of each sample, of the given size factor ``[N]``, under each component, ``[N, K]``."""
+
+
 @dataclass
 class Statistics:
     """Sums over samples that determine the components: ``merge`` adds those of other samples.
@@ -85,8 +102,9 @@ class Statistics:
         Arrays whose first axis is the component, by name. ``sums["weight"]``, ``[K]``, is the
         total responsibility of each component.
     centre
-        Point of each component, ``[K, d]``, from which samples are measured before they are squared, or ``None`` for
-        families that need none. It keeps second moments free of cancellation.
+        What the sums are taken about, its first axis the component, or ``None`` for families that need nothing. For
+        Gaussians the point ``[K, d]`` from which samples are measured before they are squared, which keeps second
+        moments free of cancellation; for negative binomials the parameters ``[K, 2, d]`` that weigh the samples.
     """
 
     sums: dict[str, NDArray[Any]]
@@ -129,8 +147,19 @@ class Family(Protocol):
     def name(self) -> str:
         """Name of the family, e.g. ``"gaussian"``."""
 
+    @property
+    def single_precision(self) -> bool:
+        """Whether densities computed in float32 are good enough for responsibilities."""
+
+    @property
+    def one_step(self) -> bool:
+        """Whether one M-step is the whole maximisation, so that given responsibilities need no iteration."""
+
     def check(self, X: Any, first_row: int) -> None:
         """Raise ``ValueError`` if rows ``X`` (starting at ``first_row`` of the data) are outside the support."""
+
+    def features(self, X: Any, seed: int) -> Any:
+        """Coordinates of samples ``X [n, d]`` in which k-means may look for groups, ``[n, r]``."""
 
     def empty(self, K: int, d: int, centre: FloatArray | None) -> Statistics:
         """Statistics of no samples about ``centre``."""
@@ -152,6 +181,16 @@ class Family(Protocol):
 
     def log_prior(self, components: Any, prior: Prior) -> float:
         """Log-density of the components under the prior, up to a constant."""
+
+
+class SizedFamily(Protocol):
+    """Recipe of a family whose samples may have different sizes."""
+
+    def with_sizes(self, totals: FloatArray) -> tuple[Family, FloatArray | None]:
+        """The recipe for data with these totals ``[N]``, and the size factor of each sample (``None``: all one)."""
+
+    def accumulate(self, statistics: Statistics, X: Any, R: NDArray[Any], size: FloatArray | None = None) -> None:
+        """Add samples ``X [n, d]`` of the given sizes ``[n]`` to the statistics, in place."""
 
 
 def bregman_kl(p: Components, q: Components) -> FloatArray:

@@ -175,6 +175,10 @@ class GaussianComponents:
         """Means, ``[K, d]``."""
         return self.means
 
+    def centre(self) -> FloatArray:
+        """The means, about which second moments are taken, ``[K, d]``."""
+        return self.means
+
     def cov(self) -> FloatArray:
         """Covariances, ``[K, d, d]``; the same as :meth:`covariance_matrices`."""
         return self.covariance_matrices()

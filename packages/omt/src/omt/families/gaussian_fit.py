@@ -69,6 +69,16 @@ class Gaussian:
         return "gaussian"
 
     @property
+    def single_precision(self) -> bool:
+        """``True``: samples are centred before they are squared."""
+        return True
+
+    @property
+    def one_step(self) -> bool:
+        """Whether one M-step is the whole maximisation: true, the steps of ``"lowrank"`` being many enough."""
+        return True
+
+    @property
     def _axis_aligned(self) -> bool:
         return self.covariance in {"diag", "spherical"}
 
@@ -80,6 +90,10 @@ class Gaussian:
                 f"X is sparse, and covariance={self.covariance!r} mixes all features; give a dense representation of "
                 "few features (use_rep='X_pca'), or covariance='diag'"
             )
+
+    def features(self, X: Any, seed: int) -> Any:
+        """Coordinates for k-means: the samples themselves."""
+        return X
 
     def empty(self, K: int, d: int, centre: FloatArray | None) -> Statistics:
         """Statistics of no samples: weights ``[K]``, first and second moments about ``centre``.

@@ -19,7 +19,7 @@ _BLOCK_ROWS = 512
 _BLOCK_COLUMNS = 512
 # Largest squared distance of a mean from the common centre, in a component's own standard deviations, up to which the
 # expanded square keeps ten digits (four in float32); beyond it the differences are formed one component at a time.
-_EXPANDED_LIMIT = {np.dtype(np.float64): 1e5, np.dtype(np.float32): 1e3}
+EXPANDED_LIMIT = {np.dtype(np.float64): 1e5, np.dtype(np.float32): 1e3}
 
 
 def dense_rows(X: Any, start: int, stop: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -115,7 +115,7 @@ def axis_aligned(X: Any, means: NDArray[Any], precisions: NDArray[Any], out: NDA
             out[start : start + 4096] += rows.power(2) @ square
         out += constant
         return
-    exact = bool(far.max(initial=0.0) > _EXPANDED_LIMIT[dtype])
+    exact = bool(far.max(initial=0.0) > EXPANDED_LIMIT[dtype])
     shift = centre.astype(dtype)
     root = np.sqrt(precisions).astype(dtype)
     typed_means = means.astype(dtype)

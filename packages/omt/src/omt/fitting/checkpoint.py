@@ -6,6 +6,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,22 @@ from shared_core.files import atomic_write
 _FORMAT = 1
 # Seconds between two writes; a pass over few samples is shorter than a write.
 _INTERVAL = 1.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A checkpoint that stays when its fit is finished, so that a run over several groups skips those that are done.
+
+    Parameters
+    ----------
+    path
+        The file.
+    """
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
 
 
 @dataclass
@@ -90,9 +107,11 @@ class Checkpoint:
                 )
         return arrays, progress
 
-    def remove(self) -> None:
-        """Delete the file of a finished fit."""
-        if self.path is not None:
+    def finish(self) -> None:
+        """Delete the file of a finished fit, or complete it if it is to be kept."""
+        if isinstance(self.path, Kept):
+            self.flush()
+        elif self.path is not None:
             Path(self.path).unlink(missing_ok=True)
 
 
@@ -101,3 +120,29 @@ def _same(stored: Any, value: Any) -> bool:
     if isinstance(value, float) and isinstance(stored, float):
         return math.isclose(stored, value, rel_tol=1e-9, abs_tol=1e-12)
     return bool(stored == value)
+
+
+def kept_files(folder: str | os.PathLike[str], n_groups: int) -> list[Kept | None]:
+    """Checkpoint files of the fits of several groups, in a folder that is made if its parent exists.
+
+    Raises
+    ------
+    FileNotFoundError, NotADirectoryError
+        If the parent does not exist, or the folder is a file.
+    """
+    place = Path(folder)
+    if place.is_file():
+        raise NotADirectoryError(f"checkpoint: {place} is a file; give the name of a folder")
+    if not place.parent.is_dir():
+        raise FileNotFoundError(f"checkpoint: the folder {place.parent} does not exist")
+    place.mkdir(exist_ok=True)
+    return [Kept(place / f"group{i}.npz") for i in range(n_groups)]
+
+
+def remove_files(folder: str | os.PathLike[str], files: Iterable[Kept | None]) -> None:
+    """Delete checkpoints of finished fits, and their folder if nothing else is in it."""
+    for file in files:
+        if file is not None:
+            file.path.unlink(missing_ok=True)
+    if not any(Path(folder).iterdir()):
+        Path(folder).rmdir()

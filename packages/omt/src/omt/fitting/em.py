@@ -7,20 +7,35 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from omt.chunks import as_source, largest, require_finite
-from omt.families import Gaussian
-from omt.families.base import Family, FloatArray
+from omt.chunks import as_source
+from omt.families.base import Family
 from omt.families.gaussian import CovarianceType
+from omt.families.sizes import SizeFactors
+from omt.features import checked_feature_names, column_names
+from omt.fitting.arguments import (
+    FamilyName,
+    check_ranges,
+    checksum_of,
+    family_like,
+    family_named,
+    mean_one_weights,
+    scan,
+    sized,
+    warn_of_single_samples,
+)
 from omt.fitting.checkpoint import Checkpoint
+from omt.fitting.device import engine_for
 from omt.fitting.iterate import State, batch, stepwise
 from omt.fitting.progress import Progress
+from omt.fitting.selection import DEFAULT_RANGE, Criterion, check_criterion, labels_within_budget, search
 from omt.fitting.starts import first_model
 from omt.fitting.supervision import Supervision, from_labels, from_responsibilities
 from omt.fitting.sweeps import Data, Model, evidence, maximise, sweep
@@ -29,26 +44,29 @@ from omt.report import FitReport
 
 # Largest number of samples that batch EM sweeps over until it converges.
 _BATCH_LIMIT = 50_000
-# Smallest weight of a sample, in units of the largest.
-_LIGHTEST = 1e-20
 
 
 def fit_mixture(
     X: Any,
-    n_components: int = 10,
+    n_components: int | Criterion = 10,
     *,
-    family: Literal["gaussian"] | Family = "gaussian",
+    component_range: tuple[int, int] = DEFAULT_RANGE,
+    family: FamilyName | Family = "gaussian",
     covariance: CovarianceType = "full",
     labels: Any = None,
-    n_per_label: int = 1,
+    n_per_label: int | Criterion = 1,
+    budget: int | None = None,
     responsibilities: Any = None,
     sample_weight: ArrayLike | None = None,
+    size_factors: SizeFactors = None,
+    feature_names: Iterable[str] | None = None,
     n_init: int = 3,
     max_iter: int = 200,
     tol: float = 1e-4,
     epochs: int = 2,
     batch_size: int = 4096,
     random_state: int = 0,
+    device: str = "cpu",
     dtype: Literal["float64", "float32"] = "float64",
     checkpoint: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
@@ -68,21 +86,34 @@ def fit_mixture(
         a callable without arguments that yields blocks of rows. Memory in use beyond ``X`` does not grow with N
         beyond one number a sample.
     n_components
-        ``K``; ignored with ``labels`` or ``responsibilities``.
+        ``K``; or ``"bic"`` or ``"icl"`` for the number within ``component_range`` whose criterion is lowest, with the
+        curve in ``report.curve``. Ignored with ``labels`` or ``responsibilities``.
+    component_range
+        Least and largest number of components that ``"bic"`` and ``"icl"`` try.
     family
-        ``"gaussian"``, or a family object such as ``Gaussian("lowrank", rank=5, shrinkage=0)``.
+        ``"gaussian"``; for counts ``"poisson"``, ``"negative_binomial"`` or ``"multinomial"``, for zeros and ones
+        ``"bernoulli"`` (sparse samples of these four are never densified); for positive numbers ``"gamma"``,
+        ``"exponential"`` or ``"lognormal"``. Or a family object such as ``Gaussian("lowrank", rank=5, shrinkage=0)``
+        or ``NegativeBinomial(dispersion=0.3)`` from :mod:`omt.families`.
     covariance
-        ``"full"``, ``"diag"``, ``"spherical"``, ``"tied"`` or ``"lowrank"``, for ``family="gaussian"``.
+        ``"full"``, ``"diag"``, ``"spherical"``, ``"tied"`` or ``"lowrank"``, for ``"gaussian"`` and ``"lognormal"``.
     labels
         One label a sample, ``[N]``: one component for each label, named after it. Samples whose label is missing
         (NaN, None) are shared out by Bayes' rule.
     n_per_label
-        Components a label.
+        Components a label; or ``"bic"`` or ``"icl"`` for each label's own best number within ``component_range``.
+    budget
+        Most components of all labels together, for ``n_per_label="bic"``: they go where the criterion gains most.
     responsibilities
         Soft labels, ``[N, K]``, rows summing to 1; a row of NaN is shared out by Bayes' rule. Columns of a table
         give the names.
     sample_weight
         Weight of each sample, ``[N]``, positive; only ratios matter.
+    size_factors
+        Size of each sample for ``"poisson"`` and ``"negative_binomial"``: ``"total"`` (its total count over the mean
+        total, so that cells of different depth become comparable), positive factors ``[N]``, or ``None`` (all one).
+    feature_names
+        Name of each feature, ``[d]``; default: the columns, if ``X`` is a table.
     n_init
         Starts that are tried.
     max_iter
@@ -96,6 +127,10 @@ def fit_mixture(
         Samples of one chunk, and of one update of stepwise EM.
     random_state
         Seed. The same seed and number of threads give the same mixture, bit by bit.
+    device
+        Where densities and statistics of Gaussian families are computed: ``"cpu"`` (numpy), or a device of PyTorch such
+        as ``"cuda"`` or ``"cuda:1"``, for which the extra ``omt[torch]`` is needed. M-steps and everything small stay
+        in numpy. Results differ by rounding only.
     dtype
         ``"float32"`` computes densities in half the time; responsibilities are off by up to 1e-4.
     checkpoint
@@ -128,37 +163,61 @@ def fit_mixture(
     >>> fit_mixture(X, labels=["A"] * 300 + ["B"] * 100).names
     ('A', 'B')
     """
-    _check_ranges(
+    check_ranges(
         n_init=n_init,
         max_iter=max_iter,
         epochs=epochs,
         batch_size=batch_size,
-        n_components=n_components,
-        n_per_label=n_per_label,
         random_state=random_state,
         tol=tol,
         dtype=dtype,
     )
-    recipe = _family(family, covariance)
+    for name, number in (("n_components", n_components), ("n_per_label", n_per_label)):
+        if isinstance(number, str):
+            check_criterion(number, component_range, name)
+        else:
+            check_ranges(tol=tol, dtype=dtype, **{name: number})
+    if budget is not None and not (labels is not None and isinstance(n_per_label, str)):
+        raise ValueError("budget is shared among labels; give labels and n_per_label='bic' or 'icl' with it")
+    recipe = family_named(family, covariance, size_factors)
+    if dtype == "float32" and not recipe.single_precision:
+        raise ValueError(
+            f"dtype is 'float32'; family {recipe.name!r} needs 'float64', because its log-densities are sums over all "
+            "features"
+        )
     source = as_source(X)
+    features = checked_feature_names(column_names(X) if feature_names is None else feature_names, source.n_features)
     N = source.n_samples
     if labels is not None and responsibilities is not None:
         raise ValueError("give labels or responsibilities, not both")
     names: tuple[str, ...] | None = None
     supervision = Supervision()
     if labels is not None:
-        supervision, names = from_labels(labels, N, n_per_label)
+        supervision, names = from_labels(labels, N, 1 if isinstance(n_per_label, str) else int(n_per_label))
     elif responsibilities is not None:
         supervision, names = from_responsibilities(responsibilities, N)
+    elif isinstance(n_components, str):
+        if component_range[0] > N:
+            raise ValueError(f"component_range begins at {component_range[0]} and X has {N} samples; begin lower")
     elif n_components > N:
         raise ValueError(
             f"n_components is {n_components} and X has {N} samples; give at most as many components as samples"
         )
     if N < 2:
         raise ValueError("X has one sample; a mixture needs at least two")
-    data = Data(source, batch_size, np.dtype(dtype), _weights(sample_weight, N), supervision)
-    checksum = _scan(data, recipe)
-    _warn_of_single_samples(supervision, names)
+    data = Data(source, batch_size, np.dtype(dtype), mean_one_weights(sample_weight, N), supervision)
+    data.engine = engine_for(device, recipe, dtype, sparse=source.is_sparse)
+    checksum, totals = scan(data, recipe)
+    recipe, data.size = sized(recipe, totals)
+    if isinstance(n_per_label, str) and supervision.codes is not None:
+        free = replace(data, supervision=Supervision())
+        with Progress(progress) as bar:
+            parts = labels_within_budget(
+                free, recipe, supervision.codes, component_range, n_per_label, budget, n_init, tol, random_state, bar
+            )
+        data.supervision, names = from_labels(labels, N, parts)
+        supervision = data.supervision
+    warn_of_single_samples(supervision, names)
 
     method = "labels" if labels is not None else "responsibilities" if responsibilities is not None else ""
     fingerprint = {
@@ -166,19 +225,26 @@ def fit_mixture(
         "n_features": source.n_features,
         "sum of X": checksum,
         "family": repr(recipe),
-        "components": n_components if names is None else list(names),
+        "components": _components_asked(n_components, component_range) if names is None else list(names),
         **{"n_init": n_init, "max_iter": max_iter, "tol": tol, "epochs": epochs, "batch_size": batch_size},
-        **{"random_state": random_state, "dtype": dtype},
-        "supervision": _checksum(supervision, data.weight),
+        **{"random_state": random_state, "dtype": dtype, "device": device},
+        "supervision": checksum_of(supervision, data.weight),
+        "size factors": 0.0 if data.size is None else checksum_of(Supervision(), data.size),
     }
     store = Checkpoint(checkpoint, fingerprint)
     large = N > _BATCH_LIMIT
     with Progress(progress) as bar, _resumable(store):
         state = State.restore(store)
         if state is None:
-            state = first_model(data, recipe, n_components, n_init, max_iter, tol, random_state, bar, large=large)
+            K, rival, curve = n_components, None, None
+            if isinstance(K, str):
+                if not supervision.is_given:
+                    curve, rival = search(data, recipe, component_range, K, n_init, tol, random_state, bar)
+                K = curve.best if curve is not None else 1
+            state = first_model(data, recipe, K, n_init, max_iter, tol, random_state, bar, large=large, rival=rival)
+            state.curve = curve
             state.save(store, now=True)
-        if supervision.is_complete:
+        if supervision.is_complete and recipe.one_step:
             state.converged = True
         elif large:
             stepwise(data, recipe, state, epochs, random_state, store, bar)
@@ -187,8 +253,8 @@ def fit_mixture(
             if not state.converged:
                 _warn_unconverged(max_iter, tol)
         mixture = _finish(data, recipe, state, method or ("stepwise" if large else "batch"), names)
-        store.remove()
-    return mixture
+        store.finish()
+    return replace(mixture, feature_names=features)
 
 
 def em_step(
@@ -203,7 +269,7 @@ def em_step(
     mixture
         The current mixture.
     family
-        Recipe of the new components; default: Gaussian with the shape of the current ones.
+        Recipe of the new components; default: that of the current ones' family.
     sample_weight
         Weight of each sample, ``[N]``.
 
@@ -221,14 +287,17 @@ def em_step(
     >>> bool(em_step(X, after).report.log_likelihood > after.report.log_likelihood)
     True
     """
-    recipe: Family = family if family is not None else Gaussian(getattr(mixture.components, "covariance_type", "full"))
+    recipe = family if family is not None else family_like(mixture)
     source = as_source(X)
-    data = Data(source, 4096, np.dtype(np.float64), _weights(sample_weight, source.n_samples))
+    data = Data(source, 4096, np.dtype(np.float64), mean_one_weights(sample_weight, source.n_samples))
+    recipe, data.size = sized(recipe, scan(data, recipe)[1])
     found = sweep(data, recipe, Model(mixture.weights, mixture.components))
     prior = recipe.prior(found.statistics)
     model = maximise(recipe, found.statistics, prior, mixture.components)
     report = _report("batch", data, 1, False, found.evidence / data.N, (found.evidence / data.N,), prior)
-    return Mixture(model.weights, model.components, names=mixture.names, report=report)
+    return Mixture(
+        model.weights, model.components, names=mixture.names, report=report, feature_names=mixture.feature_names
+    )
 
 
 # ------------------------------------------------------------------------------------------ result
@@ -243,7 +312,7 @@ def _finish(data: Data, family: Family, state: State, method: str, names: tuple[
     known = state.converged and not data.supervision.is_given
     value = state.log_likelihood if known else evidence(data, model) / data.N
     report = _report(method, data, state.iteration, state.converged, value, tuple(state.history), state.prior)
-    report = FitReport(**{**report.__dict__, "reseeded": int(state.attempts.sum()), "removed": state.removed})
+    report = replace(report, reseeded=int(state.attempts.sum()), removed=state.removed, curve=state.curve)
     return Mixture(model.weights, model.components, names=names or (), report=report)
 
 
@@ -260,6 +329,12 @@ def _report(
         shrinkage=float(prior.get("shrinkage", 0.0)),
         floor=float(prior.get("floor", 0.0)),
     )
+
+
+def _components_asked(n_components: int | Criterion, component_range: tuple[int, int]) -> int | str:
+    if isinstance(n_components, str):
+        return f"{n_components} from {component_range[0]} to {component_range[1]}"
+    return int(n_components)
 
 
 def _warn_unconverged(max_iter: int, tol: float) -> None:
@@ -283,88 +358,3 @@ def _resumable(store: Checkpoint) -> Iterator[None]:
             store.flush()
             interrupt.add_note(f"the state after the last pass is in {store.path}; the same call goes on from there")
         raise
-
-
-# ------------------------------------------------------------------------------------------ checks
-def _check_ranges(*, tol: Any, dtype: Any, **counts: Any) -> None:
-    for name, value in counts.items():
-        least = 0 if name == "random_state" else 1
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{name} is {value!r}; it must be an integer ≥ {least}")
-    if not isinstance(tol, (int, float, np.number)) or not (np.isfinite(tol) and tol >= 0):
-        raise ValueError(f"tol is {tol!r}; it must be a finite number ≥ 0")
-    if dtype not in ("float64", "float32"):
-        raise ValueError(f"dtype is {dtype!r}; it must be 'float64' or 'float32'")
-
-
-def _family(family: Any, covariance: CovarianceType) -> Family:
-    if not isinstance(family, str):
-        if not hasattr(family, "m_step"):
-            raise TypeError(
-                f"family is {family!r}; it must be 'gaussian' or a family object such as omt.families.Gaussian(…)"
-            )
-        return family  # type: ignore[no-any-return]  # the protocol was checked by its main method
-    if family != "gaussian":
-        raise ValueError(
-            f"family is {family!r}; it must be 'gaussian' or a family object such as omt.families.Gaussian(…)"
-        )
-    return Gaussian(covariance)
-
-
-def _weights(sample_weight: ArrayLike | None, N: int) -> FloatArray | None:
-    if sample_weight is None:
-        return None
-    weight = np.array(sample_weight, dtype=np.float64)
-    if weight.shape != (N,):
-        raise ValueError(f"sample_weight has shape {weight.shape}; X has {N} samples, so it must be [{N}]")
-    bad = ~(np.isfinite(weight) & (weight > 0))
-    if bad.any():
-        i = int(bad.argmax())
-        raise ValueError(f"sample_weight[{i}] is {weight[i]:g}; every weight must be positive and finite")
-    weight /= weight.max()
-    lost = weight < _LIGHTEST
-    if lost.any():
-        i = int(lost.argmax())
-        raise ValueError(
-            f"sample_weight[{i}] is {weight[i]:.3g} of the largest weight; below {_LIGHTEST:g} a sample is lost in "
-            "float64 sums, so leave it out"
-        )
-    mean_one: FloatArray = weight / weight.mean()
-    return mean_one
-
-
-def _scan(data: Data, family: Family) -> float:
-    """Check every sample once, before anything is computed; give a number that tells data sets apart."""
-    total, lowest, highest = 0.0, np.inf, -np.inf
-    for start_row, block in data.source.chunks(data.batch_size):
-        require_finite(block, start_row, dtype=data.dtype)
-        family.check(block, start_row)
-        total += float(block.sum())
-        lowest, highest = min(lowest, float(block.min())), max(highest, float(block.max()))
-    if 0.0 < highest - lowest < 1.0 / largest(data.dtype):
-        raise ValueError(
-            f"X varies by {highest - lowest:g} only; squares of such numbers underflow, so give X in another unit"
-        )
-    return total
-
-
-def _checksum(supervision: Supervision, weight: FloatArray | None) -> float:
-    position = 0.0
-    for values in (supervision.codes, supervision.soft, weight):
-        if values is not None:
-            flat = np.nan_to_num(np.asarray(values, dtype=np.float64)).reshape(values.shape[0], -1).sum(axis=1)
-            position += float(flat @ np.linspace(1.0, 2.0, flat.size))
-    return position
-
-
-def _warn_of_single_samples(supervision: Supervision, names: tuple[str, ...] | None) -> None:
-    if supervision.codes is None or names is None or supervision.owner is None:
-        return
-    counts = np.bincount(supervision.codes[supervision.codes >= 0], minlength=int(supervision.owner.max()) + 1)
-    single = [names[k] for k in range(len(names)) if counts[supervision.owner[k]] == 1]
-    if single:
-        warnings.warn(
-            f"labels with one sample: {', '.join(single)}; their components take the pooled covariance",
-            UserWarning,
-            stacklevel=3,
-        )

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omt.families.base import Family, Prior, Statistics
+from omt.families.build import components_of
 from omt.fitting.checkpoint import Checkpoint
 from omt.fitting.progress import Progress
 from omt.fitting.sweeps import ATTEMPTS, CANDIDATES, Data, Model, Sweep, expectation, maximise, refill, sweep
-from omt.mixture import components_of
+from omt.report import ComponentCurve
 
 # Step sizes of stepwise EM: η_t = (t + t₀)^−κ.
 _STEP_OFFSET = 8
@@ -45,6 +46,8 @@ class State:
         Log-likelihood per sample in the last pass, before the update that it led to.
     running
         Statistics of stepwise EM, on the scale of all samples.
+    curve
+        The criterion by which the number of components was chosen, if it was.
     """
 
     model: Model
@@ -57,6 +60,7 @@ class State:
     converged: bool = False
     log_likelihood: float = float("nan")
     running: Statistics | None = None
+    curve: ComponentCurve | None = None
 
     @classmethod
     def of(cls, model: Model, prior: Prior) -> Self:
@@ -98,6 +102,7 @@ class State:
             "removed": self.removed,
             "converged": self.converged,
             "log_likelihood": self.log_likelihood,
+            "curve": None if self.curve is None else self.curve.to_dict(),
         }
         store.save(arrays, progress, now=now)
 
@@ -125,6 +130,7 @@ class State:
             bool(progress["converged"]),
             float(progress["log_likelihood"]),
             Statistics(parts["running"], arrays.get("centre")) if parts["running"] else None,
+            None if progress.get("curve") is None else ComponentCurve.from_dict(progress["curve"]),
         )
 
 

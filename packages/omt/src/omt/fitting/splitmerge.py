@@ -10,7 +10,7 @@ Letters: ``n`` samples (a subsample in memory), ``K`` components.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from omt.fitting.iterate import State, batch
 from omt.fitting.progress import Progress
 from omt.fitting.seeding import kmeans_labels
 from omt.fitting.supervision import Supervision
-from omt.fitting.sweeps import Data, Model, evidence, maximise, start, sweep
+from omt.fitting.sweeps import Data, Model, accumulate, evidence, log_densities, maximise, start, sweep
 
 # Most rounds of moves, EM iterations after a round, and EM iterations of one component's trial split.
 _ROUNDS = 8
@@ -45,7 +45,7 @@ class _Move:
     gain: float
 
 
-def improve(data: Data, family: Family, state: State, seed: int, bar: Progress) -> State:
+def improve(data: Data, family: Family, state: State, seed: int, bar: Progress, features: Any = None) -> State:
     """Split and merge components for as long as that helps.
 
     Parameters
@@ -58,6 +58,8 @@ def improve(data: Data, family: Family, state: State, seed: int, bar: Progress) 
         A model after some EM iterations.
     seed, bar
         Seed of the trial splits; where progress goes.
+    features
+        Coordinates in which a component's samples are split by k-means, ``[n, r]``; default: those of the family.
 
     Returns
     -------
@@ -73,9 +75,10 @@ def improve(data: Data, family: Family, state: State, seed: int, bar: Progress) 
         return state
     rng = np.random.default_rng([seed, 2**33])
     X = data.source.take(np.arange(data.N), data.dtype)
+    features = family.features(X, seed) if features is None else features
     for _ in range(_ROUNDS):
         R = _responsibilities(data, X, state.model)
-        moves = _moves(data, X, R, family, state, rng)
+        moves = _moves(data, X, features, R, family, state, rng)
         for chosen in (moves, moves[:1]):
             trial = _after(data, X, R, family, state, chosen, bar) if chosen else state
             if trial.log_likelihood > state.log_likelihood or len(moves) <= 1:
@@ -86,16 +89,53 @@ def improve(data: Data, family: Family, state: State, seed: int, bar: Progress) 
     return state
 
 
+def grow(data: Data, family: Family, state: State, seed: int, bar: Progress, features: Any = None) -> State | None:
+    """One component more: the one whose samples gain most by two components instead of it is split.
+
+    Parameters
+    ----------
+    data, family, state, seed, bar, features
+        As in :func:`improve`.
+
+    Returns
+    -------
+    State or None
+        State with ``K + 1`` components after some EM iterations; ``None`` if no component has samples enough to be
+        split.
+    """
+    X = data.source.take(np.arange(data.N), data.dtype)
+    features = family.features(X, seed) if features is None else features
+    R = _responsibilities(data, X, state.model)
+    K = R.shape[1]
+    rng = np.random.default_rng([seed, 2**34, K])
+    owner = R.argmax(axis=1)
+    found = []
+    for k in range(K):
+        rows = np.flatnonzero(owner == k)
+        split = _trial_split(data, X, features, rows, family, state, k, rng)
+        if split is not None:
+            found.append((split[0], k, rows[split[1] == 0]))
+    if not found:
+        return None
+    _, k, first = max(found, key=lambda entry: entry[0])
+    wider = np.concatenate([R, np.zeros((data.N, 1))], axis=1)
+    wider[first, K] = wider[first, k]
+    wider[first, k] = 0.0
+    return _from_responsibilities(data, family, wider, bar, "more components")
+
+
 def _responsibilities(data: Data, X: Any, model: Model) -> NDArray[Any]:
-    scores = model.components.log_prob(X, dtype=data.dtype)
+    scores = log_densities(data, model.components, slice(0, data.N), X)
     return Supervision().assign(scores, np.log(model.weights), slice(0, data.N))[0]
 
 
-def _moves(data: Data, X: Any, R: NDArray[Any], family: Family, state: State, rng: np.random.Generator) -> list[_Move]:
+def _moves(
+    data: Data, X: Any, features: Any, R: NDArray[Any], family: Family, state: State, rng: np.random.Generator
+) -> list[_Move]:
     """Moves that promise a gain and share no component, the best first."""
     owner = R.argmax(axis=1)
     members = [np.flatnonzero(owner == k) for k in range(R.shape[1])]
-    splits = [_trial_split(data, X, rows, family, state, k, rng) for k, rows in enumerate(members)]
+    splits = [_trial_split(data, X, features, rows, family, state, k, rng) for k, rows in enumerate(members)]
     order = sorted((k for k in range(R.shape[1]) if splits[k] is not None), key=lambda k: -splits[k][0])  # type: ignore[index]  # not None
     mergers = sorted(_mergers(data, X, members, family, state))
     used: set[int] = set()
@@ -117,17 +157,25 @@ def _moves(data: Data, X: Any, R: NDArray[Any], family: Family, state: State, rn
 
 def _local(data: Data, X: Any, rows: NDArray[np.int64]) -> Data:
     weight = None if data.weight is None else data.weight[rows]
-    return Data(as_source(X[rows]), data.batch_size, data.dtype, weight)
+    size = None if data.size is None else data.size[rows]
+    return Data(as_source(X[rows]), data.batch_size, data.dtype, weight, size=size)
 
 
 def _trial_split(
-    data: Data, X: Any, rows: NDArray[np.int64], family: Family, state: State, k: int, rng: np.random.Generator
+    data: Data,
+    X: Any,
+    features: Any,
+    rows: NDArray[np.int64],
+    family: Family,
+    state: State,
+    k: int,
+    rng: np.random.Generator,
 ) -> tuple[float, NDArray[np.int64]] | None:
     """Log-likelihood that a component's samples gain by two components instead of it, and their sides."""
     if rows.size < _SMALLEST:
         return None
     local = _local(data, X, rows)
-    sides = kmeans_labels(X[rows], 2, rng, local.weight, steps=3)
+    sides = kmeans_labels(features[rows], 2, rng, local.weight, steps=3)
     if np.unique(sides).size < 2:
         return None
     local.supervision = Supervision(sides, np.arange(2))
@@ -161,10 +209,11 @@ def _mergers(
         local = _local(data, X, rows)
         both = np.array([i, j])
         two = Model(weights[both] / weights[both].sum(), components.select(both))
-        statistics = family.empty(1, data.source.n_features, components.mean()[[i]])
+        statistics = family.empty(1, data.source.n_features, components.select(both[:1]).centre())
         for part, block in local.chunks():
             R = np.ones((block.shape[0], 1), dtype=data.dtype)
-            family.accumulate(statistics, block, R if local.weight is None else local.weight[part][:, None] * R)
+            R = R if local.weight is None else local.weight[part][:, None] * R
+            accumulate(local, family, statistics, part, block, R)
         one = maximise(family, statistics, state.prior, None)
         found.append((evidence(local, two) - evidence(local, one), i, j))
     return found
@@ -183,7 +232,12 @@ def _after(
         first = move.rows[move.sides == 0]
         R[first, j] = R[first, move.split]
         R[first, move.split] = 0.0
-    fixed = Data(data.source, data.batch_size, data.dtype, data.weight, Supervision(soft=R))
-    trial = State.of(*start(fixed, family, R.shape[1]))
-    batch(data, family, trial, _ITERATIONS, 0.0, None, bar, title="split and merge", adapt=True)
-    return trial
+    return _from_responsibilities(data, family, R, bar, "split and merge")
+
+
+def _from_responsibilities(data: Data, family: Family, R: NDArray[Any], bar: Progress, title: str) -> State:
+    """State after an M-step for given responsibilities and some EM iterations."""
+    fixed = replace(data, supervision=Supervision(soft=R))
+    state = State.of(*start(fixed, family, R.shape[1]))
+    batch(data, family, state, _ITERATIONS, 0.0, None, bar, title=title, adapt=True)
+    return state

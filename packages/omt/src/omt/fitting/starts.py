@@ -34,6 +34,7 @@ def first_model(
     bar: Progress,
     *,
     large: bool,
+    rival: State | None = None,
 ) -> State:
     """Model from which a fit goes on: from the labels, or the best of several short runs on a subsample.
 
@@ -51,6 +52,8 @@ def first_model(
         Seed; where progress goes.
     large
         Whether stepwise EM follows, which needs a good model and statistics to begin with.
+    rival
+        A model on the same subsample that takes the place of the starts if it explains the samples better.
     """
     if data.supervision.is_given:
         owner = data.supervision.owner
@@ -62,19 +65,10 @@ def first_model(
             # All samples, not a subsample, which could lack a rare label.
             state.running = sweep(data, family, state.model).statistics
         return state
-    small = _subsample(data, seed)
-    best: State | None = None
-    for attempt in range(n_init):
-        rng = np.random.default_rng([seed, attempt])
-        samples = small.source.take(np.arange(small.N), data.dtype)
-        groups = kmeans_labels(samples, K, rng, small.weight)
-        state = _from_partition(small, family, groups)
-        batch(small, family, state, _SHORT_RUN, 0.0, None, bar, title=f"start {attempt + 1}", adapt=True)
-        # Not the objective: starts whose priors differ are compared by what they explain.
-        if best is None or state.log_likelihood > best.log_likelihood:
-            best = state
-    assert best is not None  # noqa: S101  # n_init is at least 1
-    best = improve(small, family, best, seed, bar)
+    small = subsample(data, seed)
+    best = best_start(small, family, K, n_init, seed, bar)
+    if rival is not None and rival.log_likelihood > best.log_likelihood:
+        best = rival
     best.restart()
     if large:
         batch(small, family, best, max_iter, tol, None, bar, title="warm-up")
@@ -84,11 +78,27 @@ def first_model(
     return best
 
 
+def best_start(small: Data, family: Family, K: int, n_init: int, seed: int, bar: Progress) -> State:
+    """The best of ``n_init`` short runs on samples in memory, after splits and mergers."""
+    best: State | None = None
+    samples = family.features(small.source.take(np.arange(small.N), small.dtype), seed)
+    for attempt in range(n_init):
+        rng = np.random.default_rng([seed, attempt])
+        groups = kmeans_labels(samples, K, rng, small.weight)
+        state = _from_partition(small, family, groups)
+        batch(small, family, state, _SHORT_RUN, 0.0, None, bar, title=f"start {attempt + 1}", adapt=True)
+        # Not the objective: starts whose priors differ are compared by what they explain.
+        if best is None or state.log_likelihood > best.log_likelihood:
+            best = state
+    assert best is not None  # noqa: S101  # n_init is at least 1
+    return improve(small, family, best, seed, bar, samples)
+
+
 def _from_partition(data: Data, family: Family, groups: NDArray[np.int64]) -> State:
     """Model whose components are the groups of a partition; groups without samples are left out."""
     filled, codes = np.unique(groups, return_inverse=True)
     known = Supervision(codes.astype(np.int64), np.arange(filled.size))
-    fixed = Data(data.source, data.batch_size, data.dtype, data.weight, known)
+    fixed = Data(data.source, data.batch_size, data.dtype, data.weight, known, data.size)
     return State.of(*start(fixed, family, filled.size))
 
 
@@ -106,10 +116,11 @@ def _split_labels(data: Data, family: Family, owner: NDArray[np.int64], seed: in
         parts = np.flatnonzero(owner == label)
         weight = None if data.weight is None else data.weight[members]
         rows.append(members)
-        groups.append(parts[kmeans_labels(data.source.take(members, data.dtype), parts.size, rng, weight)])
+        samples = family.features(data.source.take(members, data.dtype), seed)
+        groups.append(parts[kmeans_labels(samples, parts.size, rng, weight)])
     order = np.argsort(np.concatenate(rows))
     chosen, group = np.concatenate(rows)[order], np.concatenate(groups)[order]
-    small = _rows_of(data, chosen)
+    small = rows_of(data, chosen)
     # A label of identical samples fills one group only; the others would be empty from the start.
     missing = np.setdiff1d(np.arange(owner.size), group)
     for k in missing:
@@ -118,15 +129,17 @@ def _split_labels(data: Data, family: Family, owner: NDArray[np.int64], seed: in
     return _from_partition(small, family, group)
 
 
-def _subsample(data: Data, seed: int) -> Data:
+def subsample(data: Data, seed: int) -> Data:
     """At most 20 000 samples in memory, drawn evenly."""
     if data.N <= _SUBSAMPLE:
-        return data if data.source.in_memory else _rows_of(data, np.arange(data.N))
+        return data if data.source.in_memory else rows_of(data, np.arange(data.N))
     rows = np.sort(np.random.default_rng([seed, 2**31]).choice(data.N, _SUBSAMPLE, replace=False))
-    return _rows_of(data, rows)
+    return rows_of(data, rows)
 
 
-def _rows_of(data: Data, rows: NDArray[np.int64]) -> Data:
+def rows_of(data: Data, rows: NDArray[np.int64]) -> Data:
+    """Some of the samples in memory, without supervision; weights have mean 1 again."""
     weight = None if data.weight is None else data.weight[rows] / data.weight[rows].mean()
     samples: Source = as_source(data.source.take(rows, data.dtype))
-    return Data(samples, data.batch_size, data.dtype, weight)
+    size = None if data.size is None else data.size[rows]
+    return Data(samples, data.batch_size, data.dtype, weight, size=size, engine=data.engine)

@@ -5,6 +5,7 @@ Letters: ``N`` samples, ``n`` rows of a block, ``K`` components.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -113,7 +114,7 @@ class Supervision:
         return type(self)(codes, self.owner, None if self.soft is None else self.soft[rows])
 
 
-def from_labels(labels: Any, n_samples: int, n_per_label: int) -> tuple[Supervision, tuple[str, ...]]:
+def from_labels(labels: Any, n_samples: int, n_per_label: int | Sequence[int]) -> tuple[Supervision, tuple[str, ...]]:
     """Constraints and component names from one label a sample.
 
     Parameters
@@ -123,7 +124,7 @@ def from_labels(labels: Any, n_samples: int, n_per_label: int) -> tuple[Supervis
     n_samples
         ``N``.
     n_per_label
-        Components a label; a label with fewer samples gets as many as it has.
+        Components a label, the same for all or one number for each; a label with fewer samples gets as many as it has.
 
     Returns
     -------
@@ -149,12 +150,14 @@ def from_labels(labels: Any, n_samples: int, n_per_label: int) -> tuple[Supervis
     counts = np.bincount(codes[codes >= 0], minlength=len(categories.categories))
     # Whole numbers become floats beside a missing value; their names should not.
     whole = categories.categories.dtype.kind == "f" and bool((categories.categories % 1 == 0).all())
+    wanted = [n_per_label] * counts.size if isinstance(n_per_label, int) else list(n_per_label)
+    single = all(parts == 1 for parts in wanted)
     owner, names = [], []
     for code, label in enumerate(categories.categories):
-        parts = min(n_per_label, int(counts[code]))
+        parts = min(int(wanted[code]), int(counts[code]))
         owner += [code] * parts
         name = str(int(label) if whole else label)
-        names += [name] if n_per_label == 1 else [f"{name}/{part}" for part in range(parts)]
+        names += [name] if single else [f"{name}/{part}" for part in range(parts)]
     return Supervision(codes, np.array(owner, dtype=np.int64)), tuple(names)
 
 

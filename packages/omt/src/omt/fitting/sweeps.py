@@ -7,13 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omt.chunks import Source
-from omt.families.base import Components, Family, FloatArray, Prior, Statistics
+from omt.families.base import (
+    Components,
+    Family,
+    FloatArray,
+    Prior,
+    SizedComponents,
+    SizedFamily,
+    Statistics,
+)
 from omt.fitting.supervision import Rows, Supervision
 
 # Samples that each chunk offers as places for an empty component.
@@ -22,6 +30,23 @@ CANDIDATES = 8
 ATTEMPTS = 2
 # A component responsible for less than this many samples is empty.
 _EMPTY = 0.5
+
+
+class Engine(Protocol):
+    """E-steps on another device."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block that are worth the transfer."""
+
+    def expectation(self, data: Data, model: Model, rows: Rows, X: NDArray[Any], result: Sweep) -> NDArray[Any]:
+        """Add the sums of one block to ``result``; give the log-likelihood of each of its samples, ``[n]``."""
+
+    def evidence(self, data: Data, model: Model, X: NDArray[Any]) -> NDArray[Any]:
+        """Log-likelihood of each sample of a block, ``[n]``."""
+
+    def accumulate(self, statistics: Statistics, X: NDArray[Any], R: NDArray[Any]) -> None:
+        """Add a block with given weighted responsibilities ``[n, K]`` to the statistics."""
 
 
 @dataclass(eq=False)
@@ -40,6 +65,10 @@ class Data:
         Weight of each sample, ``[N]``, with mean 1, or ``None``.
     supervision
         What is known about responsibilities.
+    size
+        Size factor of each sample, ``[N]``, for families that were asked to use them, or ``None``.
+    engine
+        What computes the E-step on another device, or ``None`` for numpy.
     """
 
     source: Source
@@ -47,6 +76,8 @@ class Data:
     dtype: np.dtype[Any]
     weight: FloatArray | None = None
     supervision: Supervision = field(default_factory=Supervision)
+    size: FloatArray | None = None
+    engine: Engine | None = None
 
     @property
     def N(self) -> int:  # noqa: N802  # the formulas' letter
@@ -55,8 +86,27 @@ class Data:
 
     def chunks(self) -> Iterator[tuple[Rows, Any]]:
         """Rows and samples of each chunk, in order."""
-        for start, block in self.source.chunks(self.batch_size, self.dtype):
+        size = self.batch_size if self.engine is None else max(self.batch_size, self.engine.rows)
+        for start, block in self.source.chunks(size, self.dtype):
             yield slice(start, start + block.shape[0]), block
+
+
+def log_densities(data: Data, components: Components, rows: Rows, X: Any, out: NDArray[Any] | None = None) -> Any:
+    """Log-densities of a block under each component, ``[n, K]``, in the data's type."""
+    if data.size is None:
+        return components.log_prob(X, dtype=data.dtype, out=out)
+    sized = cast("SizedComponents", components)
+    return sized.log_prob(X, dtype=data.dtype, out=out, size=data.size[rows])
+
+
+def accumulate(data: Data, family: Family, statistics: Statistics, rows: Rows, X: Any, R: NDArray[Any]) -> None:
+    """Add a block of samples with weighted responsibilities ``[n, K]`` to the statistics, in place."""
+    if data.engine is not None:
+        data.engine.accumulate(statistics, X, R)
+    elif data.size is None:
+        family.accumulate(statistics, X, R)
+    else:
+        cast("SizedFamily", family).accumulate(statistics, X, R, size=data.size[rows])
 
 
 class Model(NamedTuple):
@@ -77,18 +127,19 @@ class Sweep:
     evidence
         Sum of the samples' weighted log-likelihoods.
     candidates
-        Evidence and row of badly explained samples, worst first when sorted.
+        Evidence and row (dense ``[d]``, or a CSR matrix of one row) of badly explained samples, worst first when
+        sorted.
     """
 
     statistics: Statistics
     evidence: float = 0.0
-    candidates: list[tuple[float, FloatArray]] = field(default_factory=list)
+    candidates: list[tuple[float, Any]] = field(default_factory=list)
 
 
 def sweep(data: Data, family: Family, model: Model) -> Sweep:
     """E-step over all samples; statistics about the current means."""
-    result = Sweep(family.empty(model.components.K, data.source.n_features, model.components.mean()))
-    buffer = np.empty((min(data.batch_size, data.N), model.components.K), dtype=data.dtype)
+    result = Sweep(family.empty(model.components.K, data.source.n_features, model.components.centre()))
+    buffer = np.empty((0 if data.engine else min(data.batch_size, data.N), model.components.K), dtype=data.dtype)
     for rows, X in data.chunks():
         expectation(data, family, model, rows, X, result, buffer)
     return result
@@ -98,18 +149,25 @@ def expectation(
     data: Data, family: Family, model: Model, rows: Rows, X: Any, result: Sweep, buffer: NDArray[Any]
 ) -> None:
     """E-step of one block of samples; its sums are added to ``result``."""
-    scores = model.components.log_prob(X, dtype=data.dtype, out=buffer[: X.shape[0]])
+    if data.engine is not None:
+        _note_worst(result, data.engine.expectation(data, model, rows, X, result), X)
+        return
+    scores = log_densities(data, model.components, rows, X, out=buffer[: X.shape[0]])
     R, evidence = data.supervision.assign(scores, np.log(model.weights), rows)
     if data.weight is not None:
         R *= data.weight[rows][:, None].astype(data.dtype)
         result.evidence += float(evidence.astype(np.float64) @ data.weight[rows])
     else:
         result.evidence += float(evidence.sum(dtype=np.float64))
-    family.accumulate(result.statistics, X, R)
+    accumulate(data, family, result.statistics, rows, X, R)
+    _note_worst(result, evidence, X)
+
+
+def _note_worst(result: Sweep, evidence: NDArray[Any], X: Any) -> None:
+    """Remember the worst explained samples of a block as places for empty components."""
     worst = np.argpartition(evidence, min(CANDIDATES, evidence.size - 1))[:CANDIDATES]
     for i in worst:
-        row = X[[i]]
-        result.candidates.append((float(evidence[i]), np.asarray(row.toarray() if hasattr(row, "toarray") else row)[0]))
+        result.candidates.append((float(evidence[i]), X[[i]] if hasattr(X, "toarray") else np.array(X[i])))
     if len(result.candidates) > 16 * CANDIDATES:
         result.candidates = sorted(result.candidates, key=lambda pair: pair[0])[:CANDIDATES]
 
@@ -119,7 +177,10 @@ def evidence(data: Data, model: Model) -> float:
     total = 0.0
     free = Supervision()
     for rows, X in data.chunks():
-        values = free.assign(model.components.log_prob(X, dtype=data.dtype), np.log(model.weights), rows)[1]
+        if data.engine is not None:
+            values = data.engine.evidence(data, model, X)
+        else:
+            values = free.assign(log_densities(data, model.components, rows, X), np.log(model.weights), rows)[1]
         total += float(values.astype(np.float64) @ (np.ones(values.size) if data.weight is None else data.weight[rows]))
     return total
 
@@ -136,10 +197,10 @@ def start(data: Data, family: Family, K: int) -> tuple[Model, Prior]:
             R = data.supervision.given(rows, K).astype(data.dtype)
             if data.weight is not None:
                 R *= data.weight[rows][:, None].astype(data.dtype)
-            family.accumulate(statistics, X, R)
+            accumulate(data, family, statistics, rows, X, R)
         prior = family.prior(statistics)
         components = family.m_step(statistics, prior)
-        centre = components.mean()
+        centre = components.centre()
     return Model(statistics.weight / statistics.weight.sum(), components), prior
 
 
@@ -184,7 +245,9 @@ def refill(
         if attempts[k] >= ATTEMPTS or placed >= len(places):
             keep[k] = False
             continue
-        family.place(found.statistics, int(k), places[placed][1], prior, 0.5 * float(weight.sum()) / weight.size)
+        place = places[placed][1]
+        place = np.asarray(place.toarray())[0] if hasattr(place, "toarray") else place
+        family.place(found.statistics, int(k), place, prior, 0.5 * float(weight.sum()) / weight.size)
         attempts[k] += 1
         placed += 1
     return keep, placed

@@ -7,21 +7,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 
-from omt.families.base import FloatArray
-from omt.families.gaussian import GaussianComponents
+from omt.families import (
+    GaussianComponents,
+    LogNormalComponents,
+    MultinomialComponents,
+    NegativeBinomialComponents,
+    PoissonComponents,
+)
+from omt.families.base import FloatArray, bhattacharyya_coefficient
+from omt.mixture import check_features
 from omt.pairs.divergences import diagonal_bhattacharyya, gaussian_bhattacharyya, squared_hellinger
 from omt.pairs.gaussian import diagonal_cost, gaussian_cost
+from omt.pairs.product import product_cost
 
 if TYPE_CHECKING:
     from omt.mixture import Mixture
 
-__all__ = ["CostName", "axis_aligned", "component_cost", "distinct_covariances", "gaussian_pair", "inner_epsilon"]
+__all__ = [
+    "CostName",
+    "axis_aligned",
+    "checked_pair",
+    "checked_temperature",
+    "component_cost",
+    "distinct_covariances",
+    "gaussian_pair",
+    "inner_epsilon",
+    "logarithm",
+]
 
 CostName: TypeAlias = Literal["w2", "entropic", "kl", "jeffreys", "hellinger", "euclidean", "sqeuclidean"]
 _NAMES = ("w2", "entropic", "kl", "jeffreys", "hellinger", "euclidean", "sqeuclidean")
@@ -44,10 +63,12 @@ def component_cost(
     P, Q : Mixture
         Source and target, of one family and with the same features.
     cost : str, callable or array [K, L]
-        * ``"w2"``: squared Wasserstein-2 distance (squared distance of the means plus the Bures term), whatever the
-          inner temperature; that one then shapes maps and cell plans only.
+        * ``"w2"``: squared Wasserstein-2 distance, whatever the inner temperature; that one then shapes maps and cell
+          plans only. Gaussian: squared distance of the means plus the Bures term. Product families (counts, gamma,
+          exponential): sum of the features' distances, exact. Log-normal: the distance of the logarithms, on which
+          plans and maps work too. Counts with size factors are compared at size one. Multinomial has none.
         * ``"entropic"``: optimal value of the inner plan at temperature ``ε``, ``min_π ∫‖x−y‖² dπ + ε KL(π‖p⊗q)``.
-          Needs ``inner_reg`` or ``epsilon`` above zero.
+          Needs ``inner_reg`` or ``epsilon`` above zero, and Gaussian or log-normal components.
         * ``"kl"``: ``KL(p_k ‖ q_l)``; ``"jeffreys"``: ``KL(p‖q) + KL(q‖p)``; ``"hellinger"``: squared Hellinger
           distance in [0, 1].
         * ``"euclidean"``, ``"sqeuclidean"``: distance of the means, and its square.
@@ -65,8 +86,9 @@ def component_cost(
     Raises
     ------
     ValueError
-        If the mixtures do not fit each other, the name is unknown, a given table has the wrong shape or is not
-        finite, or low-rank covariances have too many features for a dense computation.
+        If the mixtures do not fit each other, the name is unknown, the family has no such cost in closed form, a given
+        table has the wrong shape or is not finite, or low-rank covariances have too many features for a dense
+        computation.
 
     References
     ----------
@@ -86,7 +108,7 @@ def component_cost(
     array([[ 0.],
            [16.]])
     """
-    p, q = gaussian_pair(P, Q)
+    p, q = checked_pair(P, Q)
     if not isinstance(cost, str):
         return _given_cost(P, Q, cost)
     if cost not in _NAMES:
@@ -94,14 +116,13 @@ def component_cost(
             f"cost is {cost!r}; it must be one of {', '.join(_NAMES)}, a function of (P, Q), or an array [K, L]"
         )
     if cost in {"euclidean", "sqeuclidean"}:
-        return np.asarray(cdist(p.means, q.means, "euclidean" if cost == "euclidean" else "sqeuclidean"))
-    _refuse_wide_low_rank(p)
-    _refuse_wide_low_rank(q)
+        return np.asarray(cdist(p.mean(), q.mean(), "euclidean" if cost == "euclidean" else "sqeuclidean"))
     if cost == "w2":
         return _transport_cost(p, q, 0.0)
     if cost == "entropic":
         temperature = inner_epsilon(P, Q, inner_reg=inner_reg, epsilon=epsilon)
         if temperature == 0.0:
+            checked_temperature(P, np.inf)
             raise ValueError(
                 "cost='entropic' needs an inner temperature: give inner_reg > 0 or epsilon > 0, or use cost='w2'"
             )
@@ -110,11 +131,7 @@ def component_cost(
         return np.asarray(p.kl(q))
     if cost == "jeffreys":
         return np.asarray(p.kl(q) + q.kl(p).T)
-    if axis_aligned(p, q):
-        overlap = diagonal_bhattacharyya(p.means, p.diagonal_variances(), q.means, q.diagonal_variances())
-    else:
-        overlap = gaussian_bhattacharyya(p.means, distinct_covariances(p), q.means, distinct_covariances(q))
-    return squared_hellinger(overlap)
+    return _hellinger(p, q)
 
 
 def inner_epsilon(
@@ -157,15 +174,58 @@ def inner_epsilon(
     if epsilon is not None:
         if inner_reg > 0.0:
             raise ValueError(f"give inner_reg ({inner_reg!r}) or epsilon ({epsilon!r}), not both")
+        checked_temperature(P, epsilon)
         return float(epsilon)
     if inner_reg == 0.0:
         return 0.0
+    checked_temperature(P, inner_reg)
     table = component_cost(P, Q) if w2_cost is None else w2_cost
     return float(inner_reg * table.mean())
 
 
+def checked_pair(P: Mixture, Q: Mixture) -> tuple[Any, Any]:
+    """Components of a source and a target mixture, checked to fit each other and brought to one sample size.
+
+    Rates of counts with size factors are per sample of size one, and what size one is may differ between two fits; so
+    both sides are rescaled to the geometric mean of their references. Nothing changes where these are equal.
+
+    Parameters
+    ----------
+    P, Q : Mixture
+        Source and target.
+
+    Returns
+    -------
+    p, q : Components
+        Of the same class.
+
+    Raises
+    ------
+    ValueError
+        If families, numbers of features or their names differ, or only one side has size factors.
+    TypeError
+        If one is no mixture.
+    """
+    for side, mixture in (("source", P), ("target", Q)):
+        if not hasattr(mixture, "components"):
+            raise TypeError(f"the {side} is of type {type(mixture).__name__}; it must be a Mixture (omt.fit_mixture)")
+    if P.family != Q.family:
+        raise ValueError(
+            f"source is a mixture of family {P.family!r} and target of {Q.family!r}; they must be the same"
+        )
+    check_features(P, Q)
+    p, q = P.components, Q.components
+    if isinstance(p, MultinomialComponents) and isinstance(q, MultinomialComponents):
+        total = math.sqrt(p.total * q.total)
+        return replace(p, total=total), replace(q, total=total)
+    if isinstance(p, PoissonComponents | NegativeBinomialComponents):
+        assert isinstance(q, PoissonComponents | NegativeBinomialComponents)  # noqa: S101  # the same family
+        return _at_one_size(p, q)
+    return p, q
+
+
 def gaussian_pair(P: Mixture, Q: Mixture) -> tuple[GaussianComponents, GaussianComponents]:
-    """Components of a source and a target mixture, checked to fit each other.
+    """Gaussian components of a source and a target mixture, checked to fit each other.
 
     Parameters
     ----------
@@ -180,23 +240,32 @@ def gaussian_pair(P: Mixture, Q: Mixture) -> tuple[GaussianComponents, GaussianC
     Raises
     ------
     ValueError
-        If the families or the numbers of features differ.
-    TypeError
-        If one is no mixture, or the family has no inner plans.
+        If the mixtures do not fit each other, or are not Gaussian.
     """
-    for side, mixture in (("source", P), ("target", Q)):
-        if not hasattr(mixture, "components"):
-            raise TypeError(f"the {side} is of type {type(mixture).__name__}; it must be a Mixture (omt.fit_mixture)")
-    if P.family != Q.family:
-        raise ValueError(
-            f"source is a mixture of family {P.family!r} and target of {Q.family!r}; they must be the same"
-        )
-    if P.d != Q.d:
-        raise ValueError(f"source has d={P.d} features and target d={Q.d}; fit both on the same features")
-    p, q = P.components, Q.components
+    p, q = checked_pair(P, Q)
     if not isinstance(p, GaussianComponents) or not isinstance(q, GaussianComponents):
-        raise TypeError(f"no transport is known between components of family {P.family!r}; it must be 'gaussian'")
+        raise ValueError(
+            f"the inner plans of family {P.family!r} have no densities, which a plan between cells and all else that is "
+            "Gaussian needs; use resolution='component', or fit with family='gaussian'"
+        )
     return p, q
+
+
+def logarithm(P: Mixture) -> Mixture:
+    """The Gaussian mixture of the logarithms of a log-normal one."""
+    assert isinstance(P.components, LogNormalComponents)  # noqa: S101  # narrows the type
+    return replace(P, components=P.components.gaussian)
+
+
+def checked_temperature(P: Mixture, epsilon: float) -> None:
+    """Raise ``ValueError`` if inner plans of this family are asked for at a temperature above zero and have no closed
+    form there.
+    """
+    if epsilon > 0.0 and P.family not in {"gaussian", "lognormal"}:
+        raise ValueError(
+            f"family {P.family!r} has no closed entropic plan inside a pair: inner_reg and epsilon must be 0, and "
+            "cost='entropic' needs Gaussian or log-normal components (reg, between components, is free)"
+        )
 
 
 def axis_aligned(p: GaussianComponents, q: GaussianComponents) -> bool:
@@ -226,10 +295,48 @@ def _given_cost(P: Mixture, Q: Mixture, cost: Any) -> FloatArray:
     return table
 
 
-def _transport_cost(p: GaussianComponents, q: GaussianComponents, epsilon: float) -> FloatArray:
+def _transport_cost(p: Any, q: Any, epsilon: float) -> FloatArray:
+    """Cost of the optimal inner plans; that of log-normal components is the cost of their logarithms."""
+    if isinstance(p, LogNormalComponents):
+        return _transport_cost(p.gaussian, q.gaussian, epsilon)
+    if not isinstance(p, GaussianComponents):
+        return product_cost(p, q)
+    _refuse_wide_low_rank(p)
+    _refuse_wide_low_rank(q)
     if axis_aligned(p, q):
         return diagonal_cost(p.means, p.diagonal_variances(), q.means, q.diagonal_variances(), epsilon)
     return gaussian_cost(p.means, distinct_covariances(p), q.means, distinct_covariances(q), epsilon)
+
+
+def _hellinger(p: Any, q: Any) -> FloatArray:
+    if isinstance(p, LogNormalComponents):  # overlaps do not change with the scale of the axis
+        return _hellinger(p.gaussian, q.gaussian)
+    if not isinstance(p, GaussianComponents):
+        if isinstance(p, NegativeBinomialComponents):
+            p.kl(q)  # refuses dispersions that differ: such laws are not of one exponential family
+        return np.asarray(np.clip(1.0 - bhattacharyya_coefficient(p, q), 0.0, 1.0))
+    if axis_aligned(p, q):
+        overlap = diagonal_bhattacharyya(p.means, p.diagonal_variances(), q.means, q.diagonal_variances())
+    else:
+        overlap = gaussian_bhattacharyya(p.means, distinct_covariances(p), q.means, distinct_covariances(q))
+    return squared_hellinger(overlap)
+
+
+def _at_one_size(p: Any, q: Any) -> tuple[Any, Any]:
+    """Components of counts at a common reference; see :func:`checked_pair`."""
+    if (p.reference is None) != (q.reference is None):
+        sides = ("source", "target") if q.reference is None else ("target", "source")
+        raise ValueError(
+            f"the {sides[0]} was fitted with size factors and the {sides[1]} without; fit both with the same size_factors"
+        )
+    if p.reference == q.reference:
+        return p, q
+    reference = math.sqrt(p.reference * q.reference)
+    name = p._arrays[0]
+    first, second = (
+        replace(c, **{name: getattr(c, name) * (reference / c.reference)}, reference=reference) for c in (p, q)
+    )
+    return first, second
 
 
 def _refuse_wide_low_rank(p: GaussianComponents) -> None:

@@ -1,9 +1,10 @@
 r"""Maps of points from a source mixture to a target mixture, out of sample.
 
-Letters: ``N`` points, ``d`` features, ``K``/``L`` source/target components, ``n`` pairs. A point ``x`` belongs to
-source component ``k`` with probability ``r_k(x)``; the coupling ``W`` sends component ``k`` to ``l`` with
-probability ``W_kl / W_k·``; inside the pair the inner plan gives ``y | x ~ N(m'_l + T_kl (x − m_k), Cov_kl)``
-(:mod:`omt.pairs.gaussian`).
+Letters: ``N`` points, ``d`` features, ``K``/``L`` source/target components. A point ``x`` belongs to source component
+``k`` with probability ``r_k(x)``; the coupling ``W`` sends component ``k`` to ``l`` with probability ``W_kl / W_k·``;
+inside the pair the inner plan says where ``x`` goes: to ``N(m'_l + T_kl (x − m_k), Cov_kl)`` for Gaussian components
+(:mod:`omt.pairs.gaussian`), feature by feature to the same quantile for product families (:mod:`omt.pairs.product`),
+and for log-normal ones as their logarithms go.
 
 In an unbalanced coupling, mass is created or lost: ``W_k· ≠ a_k``. A map moves only what is transported, so a point
 then belongs to component ``k`` with probability proportional to ``r_k(x) W_k· / a_k``.
@@ -11,26 +12,40 @@ then belongs to component ``k`` with probability proportional to ``r_k(x) W_k· 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from omt.chunks import require_finite
+from omt.chunks import as_source, require_finite
 from omt.families.base import FloatArray
-from omt.pairs.cost import axis_aligned, distinct_covariances, gaussian_pair
-from omt.pairs.gaussian import InnerPlans, covariance_factors, diagonal_plans, gaussian_plans
+from omt.families.product import ProductComponents
+from omt.pairs.affine import AffineImages, folded_maps, iterate_plans
+from omt.pairs.cost import checked_pair, checked_temperature, logarithm
+from omt.pairs.coupled import NEGLIGIBLE, by_pair, carried_pairs, check_coupling, conditional
+from omt.pairs.product import product_images
 
 if TYPE_CHECKING:
     from omt.mixture import Mixture
 
 __all__ = ["barycentric_map", "carried_pairs", "folded_maps", "iterate_plans", "mode_map", "sample_map"]
 
-# Pairs below this share of the largest entry carry no mass that float64 sums would notice.
-_NEGLIGIBLE = 1e-12
 _BLOCK_ROWS = 1 << 14
-_BLOCK_ENTRIES = 1 << 20
+# Points of many features are mapped in blocks of fewer: 16 MiB of float64.
+_BLOCK_ENTRIES = 1 << 21
+
+
+class _Images(Protocol):
+    """Where the inner plans of one kind of components take points."""
+
+    def folded(self, k: int, points: Any) -> FloatArray:
+        """Mean image [n, d] of points of component ``k`` over all targets."""
+
+    def paired(
+        self, points: Any, source: NDArray[np.intp], target: NDArray[np.intp], rng: np.random.Generator | None
+    ) -> FloatArray:
+        """Image of each point under its pair of components; a draw if ``rng`` is given."""
 
 
 def barycentric_map(X: Any, P: Mixture, Q: Mixture, W: FloatArray, epsilon: float = 0.0) -> FloatArray:
@@ -75,18 +90,17 @@ def barycentric_map(X: Any, P: Mixture, Q: Mixture, W: FloatArray, epsilon: floa
     >>> barycentric_map([[1.0]], P, Q, np.ones((1, 1)))
     array([[7.]])
     """
-    points = _points(X, P.d)
-    offsets, matrices = folded_maps(P, Q, W, epsilon)
-    means = P.components.mean()
-    out = np.zeros_like(points)
-    for start in range(0, len(points), _BLOCK_ROWS):
-        block = points[start : start + _BLOCK_ROWS]
-        membership = _transported_membership(block, P, W, start)
+    images = _images(P, Q, W, epsilon)
+
+    def move(points: Any, membership: FloatArray) -> FloatArray:
+        out = np.zeros(points.shape)
         for k in range(P.K):
-            rows = np.flatnonzero(membership[:, k] > _NEGLIGIBLE)
-            image = offsets[k] + _apply(matrices[k], block[rows] - means[k])
-            out[start + rows] += membership[rows, k, None] * image
-    return out
+            rows = np.flatnonzero(membership[:, k] > NEGLIGIBLE)
+            if rows.size:
+                out[rows] += membership[rows, k, None] * images.folded(k, points[rows])
+        return out
+
+    return _mapped(X, P, W, move)
 
 
 def sample_map(X: Any, P: Mixture, Q: Mixture, W: FloatArray, epsilon: float, rng: np.random.Generator) -> FloatArray:
@@ -128,18 +142,14 @@ def sample_map(X: Any, P: Mixture, Q: Mixture, W: FloatArray, epsilon: float, rn
     >>> np.abs(y).ravel()
     array([9., 9., 9., 9.])
     """
-    points = _points(X, P.d)
-    _check_coupling(W, P, Q)
-    source = np.empty(len(points), dtype=np.intp)
-    target = np.empty(len(points), dtype=np.intp)
-    onward = np.cumsum(_conditional(W), axis=1)
-    for start in range(0, len(points), _BLOCK_ROWS):
-        block = points[start : start + _BLOCK_ROWS]
-        membership = _transported_membership(block, P, W, start)
+    images = _images(P, Q, W, epsilon)
+    onward = np.cumsum(conditional(W), axis=1)
+
+    def move(points: Any, membership: FloatArray) -> FloatArray:
         k = _draw(np.cumsum(membership, axis=1), rng)
-        source[start : start + len(block)] = k
-        target[start : start + len(block)] = _draw(onward[k], rng)
-    return _apply_pairs(points, P, Q, source, target, epsilon, rng)
+        return images.paired(points, k, _draw(onward[k], rng), rng)
+
+    return _mapped(X, P, W, move)
 
 
 def mode_map(X: Any, P: Mixture, Q: Mixture, W: FloatArray, epsilon: float = 0.0) -> FloatArray:
@@ -177,170 +187,81 @@ def mode_map(X: Any, P: Mixture, Q: Mixture, W: FloatArray, epsilon: float = 0.0
     >>> mode_map([[0.5]], P, Q, np.array([[0.3, 0.7]]))
     array([[9.5]])
     """
-    points = _points(X, P.d)
-    _check_coupling(W, P, Q)
+    images = _images(P, Q, W, epsilon)
     best = W.argmax(axis=1)
-    share = _conditional(W)[np.arange(P.K), best]
-    source = np.empty(len(points), dtype=np.intp)
-    for start in range(0, len(points), _BLOCK_ROWS):
-        block = points[start : start + _BLOCK_ROWS]
-        source[start : start + len(block)] = (_transported_membership(block, P, W, start) * share).argmax(axis=1)
-    return _apply_pairs(points, P, Q, source, best[source], epsilon, None)
+    share = conditional(W)[np.arange(P.K), best]
+
+    def move(points: Any, membership: FloatArray) -> FloatArray:
+        k = (membership * share).argmax(axis=1)
+        return images.paired(points, k, best[k], None)
+
+    return _mapped(X, P, W, move)
 
 
-def folded_maps(P: Mixture, Q: Mixture, W: FloatArray, epsilon: float = 0.0) -> tuple[FloatArray, FloatArray]:
-    """Affine barycentric map of each source component: ``x ↦ offset_k + G_k (x − m_k)``.
+class _ProductImages:
+    """Images of samples of product families, pair by pair."""
 
-    Parameters
-    ----------
-    P, Q : Mixture
-        Source and target.
-    W : array [K, L]
-        Coupling of their components. Only pairs with ``W_kl > 1e-12 · max W`` are computed.
-    epsilon : float
-        Inner temperature in units of the cost.
+    def __init__(self, p: ProductComponents, q: ProductComponents, W: FloatArray) -> None:
+        self._p, self._q, self._onward = p, q, conditional(W)
 
-    Returns
-    -------
-    offsets : array [K, d]
-        ``Σ_l (W_kl / W_k·) m'_l``.
-    matrices : array [K, d, d], or [K, d] for axis-aligned components
-        ``G_k = Σ_l (W_kl / W_k·) T_kl``.
+    def folded(self, k: int, points: Any) -> FloatArray:
+        out = np.zeros(points.shape)
+        for l in np.flatnonzero(self._onward[k]):
+            out += self._onward[k, l] * product_images(points, self._p, self._q, k, int(l))
+        return out
 
-    Raises
-    ------
-    ValueError
-        If ``W`` has the wrong shape.
+    def paired(
+        self, points: Any, source: NDArray[np.intp], target: NDArray[np.intp], rng: np.random.Generator | None
+    ) -> FloatArray:
+        out = np.empty(points.shape)
+        for k, l, rows in zip(*by_pair(source, target, self._q.K), strict=True):
+            out[rows] = product_images(points[rows], self._p, self._q, int(k), int(l), rng)
+        return out
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from omt.mixture import Mixture
-    >>> P = Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
-    >>> Q = Mixture.from_gaussians([0.5, 0.5], [[0.0], [4.0]], [[[1.0]], [[9.0]]])
-    >>> folded_maps(P, Q, np.array([[0.5, 0.5]]))
-    (array([[2.]]), array([[[2.]]]))
-    """
-    _check_coupling(W, P, Q)
-    onward = _conditional(W)
-    k, l = carried_pairs(W)
-    matrices: FloatArray | None = None
-    for block, plans in iterate_plans(P, Q, k, l, epsilon):
-        maps = plans.maps()
-        if matrices is None:
-            matrices = np.zeros((P.K, *maps.shape[1:]))
-        weights = onward[k[block], l[block]]
-        np.add.at(matrices, k[block], maps * weights.reshape(-1, *[1] * (maps.ndim - 1)))
-    if matrices is None:
+
+class _LogImages:
+    """Images of positive points, given those of their logarithms."""
+
+    def __init__(self, images: _Images) -> None:
+        self._images = images
+
+    def folded(self, k: int, points: FloatArray) -> FloatArray:
+        return self._images.folded(k, np.log(points))
+
+    def paired(
+        self, points: FloatArray, source: NDArray[np.intp], target: NDArray[np.intp], rng: np.random.Generator | None
+    ) -> FloatArray:
+        return self._images.paired(np.log(points), source, target, rng)
+
+
+def _images(P: Mixture, Q: Mixture, W: FloatArray, epsilon: float) -> _Images:
+    checked_pair(P, Q)
+    checked_temperature(P, epsilon)
+    check_coupling(W, P, Q)
+    if not carried_pairs(W)[0].size:
         raise ValueError("the coupling is zero: no pair of components carries mass")
-    return onward @ Q.components.mean(), matrices
+    if P.family == "gaussian":
+        return AffineImages(P, Q, W, epsilon)
+    if P.family == "lognormal":
+        return _LogImages(AffineImages(logarithm(P), logarithm(Q), W, epsilon))
+    return _ProductImages(cast("ProductComponents", P.components), cast("ProductComponents", Q.components), W)
 
 
-def carried_pairs(W: FloatArray) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Source and target index of the pairs that carry mass, ``W_kl > 1e-12 · max W``, sorted by source.
-
-    Parameters
-    ----------
-    W : array [K, L]
-        Coupling.
-
-    Returns
-    -------
-    k, l : array [n]
-        Indices.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> k, l = carried_pairs(np.array([[0.5, 1e-20], [0.0, 0.5]]))
-    >>> k.tolist(), l.tolist()
-    ([0, 1], [0, 1])
-    """
-    k, l = np.nonzero(_carried(W))
-    return k, l
-
-
-def iterate_plans(
-    P: Mixture, Q: Mixture, k: NDArray[np.intp], l: NDArray[np.intp], epsilon: float
-) -> Iterator[tuple[slice, InnerPlans]]:
-    """Inner plans of the pairs ``(k[i], l[i])``, in blocks of bounded memory.
-
-    Parameters
-    ----------
-    P, Q : Mixture
-        Source and target.
-    k, l : array [n]
-        Component indices of the pairs.
-    epsilon : float
-        Inner temperature in units of the cost.
-
-    Yields
-    ------
-    block : slice
-        Which pairs.
-    plans : InnerPlans
-        Their plans; axis-aligned where both mixtures are.
-    """
-    p, q = gaussian_pair(P, Q)
-    if axis_aligned(p, q):
-        step = max(1, _BLOCK_ENTRIES // P.d)
-        variances_p, variances_q = p.diagonal_variances(), q.diagonal_variances()
-        for start in range(0, len(k), step):
-            block = slice(start, min(start + step, len(k)))
-            yield block, diagonal_plans(variances_p[k[block]], variances_q[l[block]], epsilon)
-        return
-    F, G = (np.broadcast_to(covariance_factors(distinct_covariances(c)), (c.K, c.d, c.d)) for c in (p, q))
-    step = max(1, _BLOCK_ENTRIES // P.d**2)
-    for start in range(0, len(k), step):
-        block = slice(start, min(start + step, len(k)))
-        yield block, gaussian_plans(F[k[block]], G[l[block]], epsilon)
-
-
-def _apply_pairs(
-    points: FloatArray,
-    P: Mixture,
-    Q: Mixture,
-    source: NDArray[np.intp],
-    target: NDArray[np.intp],
-    epsilon: float,
-    rng: np.random.Generator | None,
-) -> FloatArray:
-    """Image of ``points[i]`` under pair ``(source[i], target[i])``; a draw if ``rng`` is given, else the mean."""
-    means_p, means_q = P.components.mean(), Q.components.mean()
-    pair = source * Q.K + target
-    order = np.argsort(pair, kind="stable")
-    used, first = np.unique(pair[order], return_index=True)
-    k, l = np.divmod(used, Q.K)
-    members = np.split(order, first[1:])
-    out = np.empty_like(points)
-    for block, plans in iterate_plans(P, Q, k, l, epsilon):
-        maps = plans.maps()
-        noise = plans.noise_factors() if rng is not None else None
-        for i, index in enumerate(range(block.start, block.stop)):
-            rows = members[index]
-            image = means_q[l[index]] + _apply(maps[i], points[rows] - means_p[k[index]])
-            if rng is not None and noise is not None and noise[i].any():
-                z = rng.standard_normal((len(rows), P.d))
-                image += z * noise[i] if plans.axis_aligned else z @ noise[i].T
-            out[rows] = image
-    return out
-
-
-def _apply(matrix: FloatArray, centred: FloatArray) -> FloatArray:
-    """Rows of ``centred`` times a symmetric map [d, d], or its diagonal [d]."""
-    return np.asarray(centred * matrix if matrix.ndim == 1 else centred @ matrix)
-
-
-def _conditional(W: FloatArray) -> FloatArray:
-    """``W_kl / W_k·``; rows without mass stay zero."""
-    kept = np.where(_carried(W), W, 0.0)
-    mass = kept.sum(axis=1, keepdims=True)
-    return np.asarray(np.divide(kept, mass, out=np.zeros_like(kept), where=mass > 0.0))
-
-
-def _carried(W: FloatArray) -> NDArray[np.bool_]:
-    threshold = _NEGLIGIBLE * W.max(initial=0.0)
-    return np.asarray(np.greater(W, threshold))
+def _mapped(X: Any, P: Mixture, W: FloatArray, move: Callable[[Any, FloatArray], FloatArray]) -> FloatArray:
+    """Move points block by block; sparse blocks stay sparse for the families that read them so."""
+    shape = np.shape(X) if not callable(X) else (-1, P.d)
+    if len(shape) != 2 or shape[1] != P.d:
+        raise ValueError(f"X has shape {shape}; the source mixture has d={P.d} features, so X must be [N, {P.d}]")
+    source = as_source(X)
+    out = np.empty((source.n_samples, P.d))
+    for start, points in source.chunks(max(1, min(_BLOCK_ROWS, _BLOCK_ENTRIES // P.d))):
+        require_finite(points, start)
+        if isinstance(P.components, ProductComponents):
+            P.components.check(points, start)
+        elif hasattr(points, "toarray"):
+            points = points.toarray()  # noqa: PLW2901  # affine maps mix all features
+        out[start : start + points.shape[0]] = move(points, _transported_membership(points, P, W, start))
+    return np.exp(out, out=out) if P.family == "lognormal" else out
 
 
 def _transported_membership(points: FloatArray, P: Mixture, W: FloatArray, first_row: int) -> FloatArray:
@@ -361,16 +282,3 @@ def _draw(cumulative: FloatArray, rng: np.random.Generator) -> NDArray[np.intp]:
     u = rng.random((len(cumulative), 1)) * cumulative[:, -1:]
     index = (cumulative <= u).sum(axis=1)
     return np.asarray(np.minimum(index, cumulative.shape[1] - 1))
-
-
-def _points(X: Any, d: int) -> FloatArray:
-    points = np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float64)
-    if points.ndim != 2 or points.shape[1] != d:
-        raise ValueError(f"X has shape {points.shape}; the source mixture has d={d} features, so X must be [N, {d}]")
-    require_finite(points, 0)
-    return points
-
-
-def _check_coupling(W: FloatArray, P: Mixture, Q: Mixture) -> None:
-    if W.shape != (P.K, Q.K):
-        raise ValueError(f"the coupling has shape {W.shape}; with these mixtures it must be [{P.K}, {Q.K}]")

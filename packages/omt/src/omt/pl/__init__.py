@@ -3,6 +3,7 @@
 from omt.pl.flow import flow
 from omt.pl.mixture import mixture
 from omt.pl.sankey import sankey
+from omt.pl.stability import stability
 from omt.pl.transitions import transitions
 
-__all__ = ["flow", "mixture", "sankey", "transitions"]
+__all__ = ["flow", "mixture", "sankey", "stability", "transitions"]

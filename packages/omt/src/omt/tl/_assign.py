@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from omt.grouped import GroupedMixtures
 
-__all__ = ["assign", "cells", "is_missing"]
+__all__ = ["CHUNK", "assign", "cells", "is_missing"]
 
-_CHUNK = 8192  # cells read at once from a matrix on disk
+CHUNK = 8192  # cells read at once from a matrix on disk
 
 
 def assign(adata: AnnData, model: GroupedMixtures, X: Any) -> None:
@@ -79,8 +79,8 @@ def cells(X: Any, rows: NDArray[np.int64]) -> Any:
 
 def _reader(X: Any, rows: NDArray[np.int64]) -> Callable[[], Iterator[Any]]:
     def chunks() -> Iterator[Any]:
-        for start in range(0, len(rows), _CHUNK):
-            yield X[rows[start : start + _CHUNK]]
+        for start in range(0, len(rows), CHUNK):
+            yield X[rows[start : start + CHUNK]]
 
     return chunks
 

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPONENT_KEY",
     "RESPONSIBILITIES_KEY",
+    "Columns",
     "Groups",
     "cells_of",
     "features",
+    "matrix",
+    "model_features",
     "group_cells",
     "obs_column",
     "responsibilities_of",
+    "select_columns",
     "soft_labels",
     "start_copy",
 ]
@@ -115,6 +119,69 @@ def features(adata: AnnData, use_rep: str) -> Any:
             f"(row {row}, column {column}); drop such cells or repair them first"
         )
     return X
+
+
+def matrix(adata: AnnData, layer: str | None) -> Any:
+    """Return `adata.X` or a layer `[N, G]` as it is stored; a sparse one in memory by rows."""
+    if layer is not None and layer not in adata.layers:
+        raise KeyError(f"layer={layer!r}: adata.layers has no such key; it has: {_listed(adata.layers.keys())}")
+    X = adata.X if layer is None else adata.layers[layer]
+    if X is None:
+        raise ValueError(f"adata.X is empty; give layer= (adata.layers has: {_listed(adata.layers.keys())}) or use_rep=")
+    return X.tocsr() if hasattr(X, "tocsr") else X
+
+
+class Columns:
+    """Some columns `[N, d]` of a matrix on disk, read row by row as that one is.
+
+    Parameters
+    ----------
+    stored
+        Matrix `[N, G]` that is indexed by rows.
+    columns
+        Positions `[d]`.
+    """
+
+    ndim = 2
+
+    def __init__(self, stored: Any, columns: NDArray[np.intp]) -> None:
+        self._stored, self._columns = stored, columns
+        self.shape = (int(stored.shape[0]), int(columns.size))
+        self.dtype = stored.dtype
+
+    def __getitem__(self, rows: Any) -> Any:
+        return self._stored[rows][:, self._columns]
+
+
+def select_columns(X: Any, columns: NDArray[np.intp]) -> Any:
+    """Some columns of a matrix: a smaller matrix in memory, a view that reads rows where it is on disk."""
+    if columns.size == X.shape[1] and np.array_equal(columns, np.arange(columns.size)):
+        return X
+    return X[:, columns] if isinstance(X, np.ndarray) or hasattr(X, "tocsr") else Columns(X, columns)
+
+
+def model_features(adata: AnnData, model: GroupedMixtures) -> Any:
+    """Return the features `[N, D]` that the model was fitted on: a representation, or genes of `X` or a layer by their
+    names.
+    """
+    if model.use_rep != "X":
+        return features(adata, model.use_rep)
+    X = matrix(adata, str(model.settings.get("layer", "")) or None)
+    names = model.mixtures[0].feature_names
+    if names is None:
+        return X
+    if tuple(adata.var_names) == names:
+        return X
+    if not adata.var_names.is_unique:
+        raise ValueError("adata.var_names are not unique; call adata.var_names_make_unique()")
+    where = adata.var_names.get_indexer(list(names))
+    if (where < 0).any():
+        missing = [name for name, i in zip(names, where, strict=True) if i < 0]
+        raise ValueError(
+            f"adata lacks {len(missing)} of the {len(names)} genes that the mixtures were fitted on; the first is "
+            f"{missing[0]!r}"
+        )
+    return select_columns(X, where)
 
 
 def soft_labels(adata: AnnData, key: str) -> pd.DataFrame:

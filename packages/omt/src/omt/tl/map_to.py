@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omt.io import read_uns
-from omt.tl._cells import cells_of, features, start_copy
+from omt.tl._assign import cells
+from omt.tl._cells import cells_of, model_features, start_copy
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
+    from numpy.typing import NDArray
 
-__all__ = ["map_to"]
+    Array = NDArray[np.float64]
+
+__all__ = ["map_to", "mapped_table"]
 
 
 def map_to(
@@ -38,7 +43,8 @@ def map_to(
         `"barycentric"`: the mean of where a cell goes. `"sample"`: one draw from it, so that the moved cells are
         distributed like the target. `"mode"`: the map of the most probable pair of components.
     key_added
-        Key of `obsm` to write.
+        Key of `obsm` to write. Mixtures of genes give a table whose columns are their names, for example
+        `adata.obsm["X_omt_map"]["ISG15"]`.
     random_state
         Seed of `kind="sample"`.
     copy
@@ -47,26 +53,31 @@ def map_to(
     Returns
     -------
     AnnData or None
-        Writes `obsm[key_added]` `[N, D]`; NaN for cells outside of `source`.
+        Writes `obsm[key_added]` `[N, D]`, dense; NaN for cells outside of `source`. Mapped counts are those of a cell of
+        the same size: with size factors its depth stays what it was.
 
     Raises
     ------
     KeyError
         The representation is missing.
     ValueError
-        A group that is not in the chain or not in its order, `kind` is none of the three, features that are not finite.
+        A group that is not in the chain or not in its order, `kind` is none of the three, features that are not finite,
+        genes that are missing, or more than 10⁸ numbers to write.
     """
     model = read_uns(adata, need="transport")
     i, j = model.position(source, "source"), model.position(target, "target")
-    X: Any = features(adata, model.use_rep)
+    X: Any = model_features(adata, model)
     rows = cells_of(adata, model, i)
-    moved = model.map_cells(_dense(X[rows]), i, j, kind=kind, random_state=random_state)
-    result = np.full((adata.n_obs, moved.shape[1]), np.nan)
-    result[rows] = moved
+    moved = model.map_cells(cells(X, rows), i, j, kind=kind, random_state=random_state, n_written=adata.n_obs)
     out = start_copy(adata, copy)
-    out.obsm[key_added] = result
+    out.obsm[key_added] = mapped_table(moved, rows, adata.obs_names, model.mixtures[j].feature_names)
     return out if copy else None
 
 
-def _dense(X: Any) -> Any:
-    return X.toarray() if hasattr(X, "toarray") else np.asarray(X, dtype=np.float64)
+def mapped_table(moved: Array, rows: NDArray[np.int64], cells: pd.Index, names: tuple[str, ...] | None) -> Any:
+    """Images `[n, D]` of some cells as an array `[N, D]` with NaN for all others; a table where features have names."""
+    import pandas as pd
+
+    result = np.full((len(cells), moved.shape[1]), np.nan)
+    result[rows] = moved
+    return result if names is None else pd.DataFrame(result, index=cells, columns=pd.Index(names))

@@ -6,16 +6,26 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from omt.grouped import group_label
 from omt.io import read_uns, write_uns
-from omt.tl._cells import start_copy
+from omt.tl._cells import cells_of, obs_column, responsibilities_of, start_copy
+from omt.tl._growth import cell_rates, step_length
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from anndata import AnnData
+    from numpy.typing import NDArray
 
     from omt.grouped import GroupedMixtures
+    from omt.mixture import Mixture
+    from omt.transport import Transport
 
 __all__ = ["solve_plans", "transport"]
+
+_LEAST_GROWTH = 1e-12  # descendants per cell that count as none
 
 
 def transport(
@@ -30,6 +40,8 @@ def transport(
     tau_b: float | None = None,
     cost: str = "w2",
     inner_reg: float = 0.0,
+    growth_key: str | None = None,
+    growth_iters: int = 1,
     copy: bool = False,
 ) -> AnnData | None:
     """Solve optimal mixture transport: a chain over consecutive times, or one plan between two groups.
@@ -52,6 +64,14 @@ def transport(
         The two sides of `tau` under moscot's names.
     cost, inner_reg
         As in `omt.transport`.
+    growth_key
+        Column of `obs` with growth rates: the factor by which a cell multiplies in one unit of time (that of the
+        groups, if they are numbers; a step otherwise), as `omt.tl.score_growth` writes them. Over a step of length
+        `Δt` a cell counts `rate**Δt` times.
+    growth_iters
+        Times each plan is solved. From the second on, the growth that the last plan found is what the next assumes, so
+        with `tau` below 1 the plan leans more on the composition of the later group. Without `growth_key` it starts
+        from equal growth.
     copy
         Return a copy instead of writing into `adata`.
 
@@ -62,8 +82,11 @@ def transport(
 
     Raises
     ------
+    KeyError
+        `growth_key` is not a column of `obs`.
     ValueError
-        Neither or both ways of saying which groups to connect; a group that does not exist; `tau`, `reg` out of range.
+        Neither or both ways of saying which groups to connect; a group that does not exist; `tau`, `reg` out of range;
+        a growth rate that is not positive.
 
     Examples
     --------
@@ -71,6 +94,12 @@ def transport(
     >>> adata, _ = omt.datasets.branching_process(100)
     >>> omt.tl.fit_mixtures(adata, groupby="time", labels="cell_type", use_rep="X_state")
     >>> omt.tl.transport(adata, time_key="time", tau=0.9)
+
+    With growth rates (here those of the types, which the generator knows):
+
+    >>> rate = {"stem": 1.6, "A progenitor": 1.3, "B progenitor": 1.1, "A1": 1.0, "A2": 0.8, "B1": 0.9}
+    >>> adata.obs["rate"] = adata.obs["cell_type"].map(rate).astype(float)
+    >>> omt.tl.transport(adata, time_key="time", growth_key="rate")
     """
     model = read_uns(adata)
     if time_key is not None:
@@ -89,20 +118,39 @@ def transport(
         )
     if tau_a is not None or tau_b is not None:
         tau = (1.0 if tau_a is None else tau_a, 1.0 if tau_b is None else tau_b)
-    solved = solve_plans(model, source=source, target=target, reg=reg, tau=tau, cost=cost, inner_reg=inner_reg)
+    solved = solve_plans(
+        model,
+        source=source,
+        target=target,
+        growth_from=None if growth_key is None else adata,
+        growth_key=growth_key,
+        growth_iters=growth_iters,
+        reg=reg,
+        tau=tau,
+        cost=cost,
+        inner_reg=inner_reg,
+    )
     result = start_copy(adata, copy)
     write_uns(result, solved)
     return result if copy else None
 
 
 def solve_plans(
-    model: GroupedMixtures, *, source: object = None, target: object = None, **options: Any
+    model: GroupedMixtures,
+    *,
+    source: object = None,
+    target: object = None,
+    growth_from: AnnData | None = None,
+    growth_key: str | None = None,
+    growth_iters: int = 1,
+    **options: Any,
 ) -> GroupedMixtures:
     """Solve the plan from `source` to `target`, or without them those of all neighbouring groups; `options` go to
-    `omt.transport`.
+    `omt.transport`, and growth rates are read from the cells `growth_from`.
     """
-    from omt.problem import transport as solve
-
+    count: Any = growth_iters
+    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+        raise ValueError(f"growth_iters is {growth_iters!r}; it must be an integer ≥ 1")
     if source is not None and target is not None:
         order: tuple[int, ...] = (
             model.position(source, "source", chain=False),
@@ -121,6 +169,47 @@ def solve_plans(
                 f"{model.groupby!r} has only the time {group_label(model.groups[0])}; transport needs at least two"
             )
         order = tuple(range(len(model.groups)))
-    steps = itertools.pairwise(order)
-    transports = tuple(solve(model.mixtures[i], model.mixtures[j], **options) for i, j in steps)
-    return replace(model, order=order, transports=transports)
+    priors = [
+        None if growth_from is None or growth_key is None else _component_growth(growth_from, model, growth_key, i, j)
+        for i, j in itertools.pairwise(order)
+    ]  # bad rates are found before anything is solved
+    transports = tuple(
+        _solve(model.mixtures[i], model.mixtures[j], prior, growth_iters, options)
+        for (i, j), prior in zip(itertools.pairwise(order), priors, strict=True)
+    )
+    settings = {
+        **model.settings,
+        "cost": str(options.get("cost", "w2")),
+        "growth_key": growth_key or "",
+        "growth_iters": int(growth_iters),
+    }
+    return replace(model, order=order, transports=transports, settings=settings)
+
+
+def _solve(
+    P: Mixture, Q: Mixture, prior: NDArray[np.float64] | None, growth_iters: int, options: Mapping[str, Any]
+) -> Transport:
+    """Solve one plan, then again with the growth that was found."""
+    from omt.problem import transport as solve
+
+    plan = solve(P, Q, growth=prior, **options)
+    for _ in range(1, growth_iters):
+        # A component that died out would have weight 0, and no later iteration could bring it back.
+        plan = solve(P, Q, growth=np.maximum(plan.posterior_growth, _LEAST_GROWTH), **options)
+    return plan
+
+
+def _component_growth(
+    adata: AnnData, model: GroupedMixtures, key: str, source: int, target: int
+) -> NDArray[np.float64]:
+    """Descendants per cell of each component of a group until another, from the rates of its cells."""
+    from omt.growth import component_growth
+
+    rows = cells_of(adata, model, source)
+    weight = str(model.settings.get("sample_weight", ""))
+    return component_growth(
+        cell_rates(adata, key, rows),
+        responsibilities_of(adata, model, source, rows),
+        step_length(model, source, target),
+        sample_weight=obs_column(adata, weight, "sample_weight").to_numpy(dtype=np.float64)[rows] if weight else None,
+    )
