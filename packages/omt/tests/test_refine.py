@@ -1,4 +1,4 @@
-"""Entropic transport on points: the solver against POT, the map against closed forms, supports against their samples."""
+"""Entropic transport on points: the solver against POT, the map against closed forms, points against samples."""
 
 from __future__ import annotations
 
@@ -231,7 +231,9 @@ def test_converged_says_what_the_plan_reaches(plan):
 
 
 def test_unconverged_plan_is_not_returned_in_silence(plan):
-    with pytest.warns(ConvergenceWarning, match=r"refine stopped after 5 sweeps and 50 Newton steps at a marginal error"):
+    with pytest.warns(
+        ConvergenceWarning, match=r"refine stopped after 5 sweeps and 50 Newton steps at a marginal error"
+    ):
         refined = plan.refine(60, max_iter=5, tol=1e-300)
     assert not refined.converged
 
@@ -256,7 +258,7 @@ def test_unbalanced_plan_moves_the_mass_it_transports(random_mixture):
 def test_lognormal_mixtures_are_refined_on_the_logarithm(gaussians):
     from omt.families import LogNormalComponents
 
-    plan, image = gaussians
+    plan, _ = gaussians
     P, Q = (omt.Mixture(m.weights, LogNormalComponents(m.components)) for m in (plan.source, plan.target))
     refined = omt.transport(P, Q).refine(500)
     x = plan.source.sample(300, 1)

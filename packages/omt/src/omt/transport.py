@@ -340,23 +340,19 @@ class Transport:
     ) -> RefinedTransport:
         """Entropic transport between points of both mixtures, free of the components' restriction.
 
-        Points are drawn from every component in proportion to its weight, or stand for the samples ``X``, ``Y``: then
-        the map depends on the mixtures only through its start, and their error does not reach it. Where the plan
-        changes the masses of components (``tau < 1``, growth), points carry the changed masses: the map moves what is
-        transported.
+        Points are drawn from the mixtures, or stand for samples ``X``, ``Y`` if those are given: then the mixtures'
+        error does not reach the map. Parameters, errors and an example are those of :func:`omt.refine.refine`.
 
         Parameters
         ----------
         n_points : int
-            Points on each side, at least one for each component; time and memory grow with its square.
+            Points on each side.
         reg : float
             Temperature as a multiple of the mean squared distance between the points, > 0.
         X, Y : array [N, d], [M, d], optional
-            Samples of the source and of the target, more than ``n_points`` if there are.
-        tol : float
-            Marginal error at which the solver stops.
-        max_iter : int
-            Most sweeps of Sinkhorn's iteration; Newton steps follow where they are not enough.
+            Samples of the source and of the target.
+        tol, max_iter : float, int
+            Marginal error to reach, and sweeps before Newton steps take over.
         seed : int or Generator
             Randomness of the points.
 
@@ -364,25 +360,6 @@ class Transport:
         -------
         omt.refine.RefinedTransport
             With a ``map`` for new samples.
-
-        Raises
-        ------
-        ValueError
-            If a parameter is out of range, samples do not fit the mixtures, or transitions are forbidden.
-
-        Warns
-        -----
-        omt.solver.ConvergenceWarning
-            If ``tol`` is not reached.
-
-        Examples
-        --------
-        >>> import omt
-        >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
-        >>> Q = omt.Mixture.from_gaussians([1.0], [[3.0]], [[[4.0]]])
-        >>> refined = omt.transport(P, Q).refine(500)
-        >>> refined.converged, bool(abs(refined.map([[1.0]])[0, 0] - 5.0) < 0.1)
-        (True, True)
         """
         from omt.refine import refine
 
@@ -391,35 +368,19 @@ class Transport:
     def interpolate(self, t: float, *, bridge: bool = False) -> Mixture:
         """The mixture at time ``t`` on the way from the source to the target.
 
-        Each pair of components that carries at least 1e-8 of the mass becomes a component, named ``"A→B"``. In an
-        unbalanced plan masses grow or shrink at a constant rate.
+        Details, errors and an example are in :func:`omt.interpolation.interpolate`.
 
         Parameters
         ----------
         t : float in [0, 1]
             0 gives the source and 1 the target, exactly.
         bridge : bool
-            For plans with an inner temperature: the marginal of the Schrödinger bridge, with the spread that the plan
-            gives each point and that of the Brownian motion on the way. False moves every point to its mean partner on
-            a straight line.
+            The Schrödinger bridge instead of straight lines to mean partners, for plans with an inner temperature.
 
         Returns
         -------
         Mixture
-
-        Raises
-        ------
-        ValueError
-            If ``t`` is outside, or for a family that the way leads out of (all but Gaussian and log-normal).
-
-        Examples
-        --------
-        >>> import omt
-        >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]], names=["stem"])
-        >>> Q = omt.Mixture.from_gaussians([1.0], [[4.0]], [[[9.0]]], names=["neuron"])
-        >>> middle = omt.transport(P, Q).interpolate(0.5)
-        >>> middle.names, middle.mean().round(9), middle.cov().round(9)
-        (('stem→neuron',), array([2.]), array([[4.]]))
+            A component ``"A→B"`` for each pair that carries mass.
         """
         from omt.interpolation import interpolate
 
@@ -436,8 +397,7 @@ class Transport:
     ) -> NDArray[np.float64]:
         """Samples of the source, moved part of their way to the target.
 
-        Each goes to a pair of components by its responsibilities and the plan, and then on a straight line. Every
-        sample is taken equally often, up to rounding; in an unbalanced plan as often as its components grow.
+        Details, errors and an example are in :func:`omt.interpolation.interpolate_samples`.
 
         Parameters
         ----------
@@ -455,19 +415,6 @@ class Transport:
         Returns
         -------
         array [n, d]
-
-        Raises
-        ------
-        ValueError
-            If ``t`` or ``n`` is out of range, or ``X`` does not fit the source.
-
-        Examples
-        --------
-        >>> import omt
-        >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
-        >>> Q = omt.Mixture.from_gaussians([1.0], [[4.0]], [[[9.0]]])
-        >>> omt.transport(P, Q).interpolate_samples([[1.0]], 0.5).round(9)
-        array([[4.]])
         """
         from omt.interpolation import interpolate_samples
 

@@ -14,6 +14,8 @@ from omt.families.base import FloatArray
 # Counts below these are looked up.
 _FACTORIALS = 1024
 _RISING = 16
+# Counts that are looked up at a time: their indices stay in the cache.
+_PIECE = 16384
 # Above this argument Stirling's series, cut after two terms, is exact to rounding; the difference of two log-gammas of
 # large arguments is not.
 _LARGE = 1e3
@@ -35,13 +37,17 @@ def log_factorials(x: NDArray[Any]) -> FloatArray:
     >>> log_factorials(np.array([0.0, 1.0, 4.0])).round(4).tolist()
     [0.0, 0.0, 3.1781]
     """
-    index = x.astype(np.intp)
-    # "clip" skips the check of every index; what lies beyond the table is computed below.
-    values: FloatArray = _factorial_table().take(index, mode="clip")
-    if index.size and index.max() >= _FACTORIALS:
-        high = index >= _FACTORIALS
-        values[high] = special.gammaln(x[high] + 1.0)
-    return values
+    flat, table = np.ravel(x), _factorial_table()
+    values = np.empty(flat.size)
+    for start in range(0, flat.size, _PIECE):
+        part = flat[start : start + _PIECE]
+        index = part.astype(np.intp)
+        # "clip" skips the check of every index; what lies beyond the table is computed below.
+        table.take(index, out=values[start : start + _PIECE], mode="clip")
+        if index.max() >= _FACTORIALS:
+            high = np.flatnonzero(index >= _FACTORIALS)
+            values[start + high] = special.gammaln(part[high] + 1.0)
+    return values.reshape(x.shape)
 
 
 def rising_table(dispersion: FloatArray) -> FloatArray:

@@ -93,9 +93,7 @@ def solve_points(
     return result._replace(n_sweeps=result.n_sweeps + sweeps)
 
 
-def _climbed(
-    C: FloatArray, a: FloatArray, b: FloatArray, epsilon: float, start: Potentials, tol: float
-) -> Potentials:
+def _climbed(C: FloatArray, a: FloatArray, b: FloatArray, epsilon: float, start: Potentials, tol: float) -> Potentials:
     """Newton's method of the outer solver, for what sweeps leave: groups of points that hardly exchange mass.
 
     A step costs as much as a hundred sweeps, and a few are enough.

@@ -82,7 +82,8 @@ class RefinedTransport:
         n, d = self.source_points.shape
         return (
             f"RefinedTransport(points={n}→{len(self.target_points)}, d={d}, epsilon={self.epsilon:.4g}, "
-            f"converged={self.converged}, marginal_error={self.marginal_error:.2g}, n_sweeps={self.n_sweeps}, n_newton={self.n_newton})"
+            f"converged={self.converged}, marginal_error={self.marginal_error:.2g}, n_sweeps={self.n_sweeps}, "
+            f"n_newton={self.n_newton})"
         )
 
     @property
@@ -218,7 +219,54 @@ def refine(
     max_iter: int = 500,
     seed: int | np.random.Generator = 0,
 ) -> RefinedTransport:
-    """Solve entropic transport between the mixtures on points; see :meth:`omt.Transport.refine`."""
+    """Entropic transport between points of both mixtures, free of the components' restriction.
+
+    Points are drawn from every component in proportion to its weight, or stand for the samples ``X``, ``Y``: then
+    the map depends on the mixtures only through its start, and their error does not reach it. Where the plan
+    changes the masses of components (``tau < 1``, growth), points carry the changed masses: the map moves what is
+    transported.
+
+    Parameters
+    ----------
+    transport : Transport
+        Between the two mixtures.
+    n_points : int
+        Points on each side, at least one for each component; time and memory grow with its square.
+    reg : float
+        Temperature as a multiple of the mean squared distance between the points, > 0.
+    X, Y : array [N, d], [M, d], optional
+        Samples of the source and of the target, more than ``n_points`` if there are.
+    tol : float
+        Marginal error at which the solver stops.
+    max_iter : int
+        Most sweeps of Sinkhorn's iteration; Newton steps follow where they are not enough.
+    seed : int or Generator
+        Randomness of the points.
+
+    Returns
+    -------
+    omt.refine.RefinedTransport
+        With a ``map`` for new samples.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is out of range, samples do not fit the mixtures, or transitions are forbidden.
+
+    Warns
+    -----
+    omt.solver.ConvergenceWarning
+        If ``tol`` is not reached.
+
+    Examples
+    --------
+    >>> import omt
+    >>> P = omt.Mixture.from_gaussians([1.0], [[0.0]], [[[1.0]]])
+    >>> Q = omt.Mixture.from_gaussians([1.0], [[3.0]], [[[4.0]]])
+    >>> refined = omt.transport(P, Q).refine(500)
+    >>> refined.converged, bool(abs(refined.map([[1.0]])[0, 0] - 5.0) < 0.1)
+    (True, True)
+    """
     from omt.pairs.cost import logarithm
     from omt.solver import ConvergenceWarning
 
@@ -259,7 +307,9 @@ def refine(
         raise ValueError("source and target are one and the same point: there is nothing to refine")
     epsilon = reg * mean
     start = component_potential(x, P, Q, W, transport.f)
-    f, g, error, sweeps, steps = solve_points(C, a, b, epsilon, start=start, easy=_EASY_REG * mean, tol=tol, max_iter=max_iter)
+    f, g, error, sweeps, steps = solve_points(
+        C, a, b, epsilon, start=start, easy=_EASY_REG * mean, tol=tol, max_iter=max_iter
+    )
     if error > tol:
         warnings.warn(
             f"refine stopped after {sweeps} sweeps and {steps} Newton steps at a marginal error of {error:.2g}, above "
