@@ -196,6 +196,16 @@ def test_float32_fits_like_float64(separated):
     assert_same(a, b, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", COVARIANCE_TYPES)
+def test_responsibilities_in_float32_are_off_by_1e_4_at_most(overlapping, kind):
+    X = overlapping.astype(np.float32)
+    fitted = fit_mixture(X, 5, covariance=kind)
+    single = fitted.components.log_prob(X, dtype="float32") + np.log(fitted.weights).astype(np.float32)
+    assert single.dtype == np.float32
+    R = np.exp(single - np.logaddexp.reduce(single, axis=1, keepdims=True))
+    np.testing.assert_allclose(R, fitted.responsibilities(X), atol=1e-4)
+
+
 def test_a_weight_of_two_counts_like_two_samples(separated):
     X = separated[1][:300]
     labels = separated[2][:300]
@@ -559,5 +569,5 @@ def test_a_checkpoint_that_is_a_folder_is_refused(tmp_path):
 
 
 def test_a_family_must_be_one():
-    with pytest.raises(TypeError, match="it must be one of gaussian, .*or a family object"):
+    with pytest.raises(TypeError, match=r"it must be one of gaussian, .*or a family object"):
         fit_mixture(GOOD, 2, family=3)

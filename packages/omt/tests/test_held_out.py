@@ -182,7 +182,7 @@ def test_commands_evaluate_and_interpolate(adata, tmp_path):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_turning_clusters_are_interpolated_as_well_as_by_all_cells(seed):
-    result = held_out_turning(seed=seed, seeds=2)
+    result = held_out_turning(seed=seed, seeds=range(2))
     assert result.to_entropic <= 1.03
     assert result.to_random <= 0.93
 

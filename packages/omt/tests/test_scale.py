@@ -143,7 +143,9 @@ def arguments(file: Path, output: Path, checkpoint: Path | None) -> list[str]:
     return plain if checkpoint is None else [*plain, "--checkpoint", str(checkpoint)]
 
 
-@pytest.mark.parametrize("writes", [1, 4], ids=["in the first group", "in a later group"])
+@pytest.mark.parametrize(
+    "writes", [pytest.param(1, id="in the first group", marks=pytest.mark.slow), pytest.param(4, id="in a later group")]
+)
 def test_a_killed_command_goes_on_to_the_bits_of_an_uninterrupted_one(tmp_path, cells_file, writes):
     folder = tmp_path / "state"
     command = [

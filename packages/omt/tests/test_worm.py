@@ -124,6 +124,7 @@ def course(shared_data):
 
 
 @DATA
+@pytest.mark.filterwarnings("ignore:labels with one sample")
 def test_the_course_is_the_one_that_the_verbs_are_tested_on(course, embryo):
     assert [len(X) for X in course.states] == embryo.obs["stage"].value_counts(sort=False).sort_index().tolist()
     by_labels = worm.attained_share(worm.lineages_by_labels(course))
@@ -163,7 +164,7 @@ def test_one_fit_of_many_components_is_better_than_six_components(course):
 
 
 @DATA
-def test_one_consensus_attains_94_percent_without_labels(course):
+def test_a_consensus_of_three_fits_is_as_good_as_transport_between_cells_in_the_first_stages(course):
     three = worm.TimeCourse(course.states[:4], course.types[:4], course.descendants)
     peer = worm.attained_share(worm.lineages_between_cells(three, reg=0.01))
     assert worm.attained_share(worm.lineages_by_consensus(three, n_fits=3)) >= peer
@@ -199,4 +200,4 @@ def test_the_table_has_a_row_for_each_way(generated):
     two = worm.TimeCourse(generated.states[:2], generated.types[:2], generated.descendants)
     rows = worm.lineage_table(two, seeds=range(1))
     assert len({row.name for row in rows}) == 9
-    assert all(0.5 < row.lowest <= row.attained <= row.highest <= 1.0 + 1e-9 for row in rows)
+    assert all(0.5 < value <= 1.0 + 1e-9 for row in rows for value in (*row.attained, *row.share))

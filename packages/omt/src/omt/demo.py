@@ -5,17 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from omt import datasets, experiments
-from omt.experiments.claims import WITHOUT_FILES, Row
+from omt.experiments.claims import WITH_FILES, WITHOUT_FILES, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from anndata import AnnData
 
 __all__ = ["DemoResult", "Row", "run"]
 
@@ -58,19 +56,22 @@ class DemoResult:
                 "value": f"{row.value:.3f}" + (" (worst)" if row.every else " (mean)"),
                 "range": f"{min(row.values):.3f} to {max(row.values):.3f}",
                 "target": row.target,
-                "": "ok" if row.ok else "MISSED",
+                "": "" if not row.target else "ok" if row.ok else "MISSED",
             }
             for row in self.rows
         ]
 
 
-def run(out: Path, *, seeds: int = 5, progress: bool = False) -> DemoResult:
+def run(out: Path, *, data: Path | None = None, seeds: int = 5, progress: bool = False) -> DemoResult:
     """Run all experiments `seeds` times, and draw.
 
     Parameters
     ----------
     out
         Folder for the pictures; it is made if its parent exists.
+    data
+        Folder with published data that are not part of omt (`omt.experiments.claims.WITH_FILES`); the experiments on
+        those found there run, too.
     seeds
         Repetitions.
     progress
@@ -84,7 +85,7 @@ def run(out: Path, *, seeds: int = 5, progress: bool = False) -> DemoResult:
     Raises
     ------
     FileNotFoundError
-        The parent of `out` does not exist.
+        The parent of `out` does not exist, or `data` holds none of the files.
     NotADirectoryError
         `out` is a file.
     """
@@ -92,11 +93,17 @@ def run(out: Path, *, seeds: int = 5, progress: bool = False) -> DemoResult:
         raise NotADirectoryError(f"out={out} is a file, must be a folder")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"cannot make the folder {out}: {out.parent} does not exist")
+    jobs = list(WITHOUT_FILES)
+    if data is not None:
+        there = [(name, partial(job, data / file)) for file, name, job in WITH_FILES if (data / file).is_file()]
+        if not there:
+            raise FileNotFoundError(f"{data} has none of the files {', '.join(file for file, *_ in WITH_FILES)}")
+        jobs += there
     start = time.perf_counter()
     rows: list[Row] = []
     pictures: list[str] = []
     notes: list[str] = []
-    for name, job in WITHOUT_FILES:
+    for name, job in jobs:
         if progress:
             print(f"{name} …", file=sys.stderr)
         try:
@@ -129,7 +136,7 @@ def _draw(out: Path, *, with_cells: bool) -> list[str]:
         pl.flow(adata, basis="tree", title="Mass between cell types, all steps", show=False, save=out / "flow.png")
         names = ["sankey.png", "flow.png"]
         if with_cells:
-            cells = _two_halves()
+            cells = experiments.two_halves(seed=0)
             pl.transitions(
                 cells,
                 "first",
@@ -145,21 +152,6 @@ def _draw(out: Path, *, with_cells: bool) -> list[str]:
     finally:
         plt.switch_backend(backend)
     return [*names, "transitions.png", "digits.png"]
-
-
-def _two_halves() -> AnnData:
-    """The blood cells with a random half in `obs["half"]`, fitted and transported."""
-    import pandas as pd
-
-    from omt import tl
-
-    cells = datasets.pbmc68k_reduced()
-    first = np.random.default_rng(0).permutation(cells.n_obs) < cells.n_obs // 2
-    cells.obs["half"] = pd.Categorical(np.where(first, "first", "second"))
-    cells.obsm["X_pca20"] = np.asarray(cells.obsm["X_pca"][:, :20])
-    tl.fit_mixtures(cells, groupby="half", labels="bulk_labels", use_rep="X_pca20", progress=False)
-    tl.transport(cells, source="first", target="second")
-    return cells
 
 
 def _draw_digits(path: Path) -> None:

@@ -15,19 +15,23 @@ from omt.cli.app import Json, Quiet, app, one_sentence, report
 @one_sentence
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("omt-demo"),
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder with worm_embryo.h5ad, mix3to10_d2.npz, …: the experiments on them run, too."),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Repeat every experiment with this many seeds.", min=1)] = 5,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run the method on data of its dependencies; print what it reached.
 
-    Needs no network, writes pictures, takes about half a minute.
+    Needs no network, writes pictures, takes about two minutes.
 
     Example: omt demo --out pictures/
     """
     from omt.demo import run
 
-    result = run(out, seeds=seeds, progress=not quiet and not as_json)
+    result = run(out, data=data, seeds=seeds, progress=not quiet and not as_json)
     report(result.to_dict(), result.table(), as_json=as_json, quiet=quiet)
     for note in result.notes:
         print(f"omt: {note}", file=sys.stderr)

@@ -10,6 +10,7 @@ from omt import datasets
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     import pandas as pd
     from numpy.typing import NDArray
@@ -36,7 +37,14 @@ class HeldOut(NamedTuple):
 
 
 def held_out(
-    first: Array, middle: Array, last: Array, t: float, *, n_components: int = 5, seeds: int = 5, n_cells: int = 1000
+    first: Array,
+    middle: Array,
+    last: Array,
+    t: float,
+    *,
+    n_components: int = 5,
+    seeds: Sequence[int] = range(5),
+    n_cells: int = 1000,
 ) -> HeldOut:
     """Interpolate from `first` and `last` `[N, D]` with a mixture of each; fit and draw anew with each seed."""
     from omt.fitting.em import fit_mixture
@@ -44,13 +52,13 @@ def held_out(
     from omt.problem import transport
 
     tables = []
-    for seed in range(seeds):
+    for seed in seeds:
         P, Q = (fit_mixture(X, n_components, random_state=seed, progress=False) for X in (first, last))
         plan = transport(P, Q)
         tables.append(distances_to_held_out(plan, first, middle, last, t, n_repeats=1, n_cells=n_cells, seed=seed))
     table = tables[0].copy()
     values = np.stack([one["w2"].to_numpy() for one in tables])
-    table["w2"], table["sd"] = values.mean(axis=0), values.std(axis=0, ddof=1) if seeds > 1 else np.nan
+    table["w2"], table["sd"] = values.mean(axis=0), values.std(axis=0, ddof=1) if len(seeds) > 1 else np.nan
     distance = table["w2"]
     chance, floor = distance["random pairing"], distance["noise floor"]
     table["explained"] = (chance - distance) / (chance - floor)
@@ -61,7 +69,9 @@ def held_out(
     )
 
 
-def held_out_emt(path: str | os.PathLike[str], time: int, *, seeds: int = 5, n_cells: int = 1000) -> HeldOut:
+def held_out_emt(
+    path: str | os.PathLike[str], time: int, *, seeds: Sequence[int] = range(5), n_cells: int = 1000
+) -> HeldOut:
     """Cells in epithelial-mesenchymal transition at five times, in three dimensions: leave `time` (1, 2 or 3) out.
 
     Parameters
@@ -81,7 +91,7 @@ def held_out_emt(path: str | os.PathLike[str], time: int, *, seeds: int = 5, n_c
     return held_out(X[stage == time - 1], X[stage == time], X[stage == time + 1], 0.5, seeds=seeds, n_cells=n_cells)
 
 
-def held_out_turning(*, seed: int = 0, seeds: int = 5, n_cells: int = 400) -> HeldOut:
+def held_out_turning(*, seed: int = 0, seeds: Sequence[int] = range(5), n_cells: int = 400) -> HeldOut:
     """The same on generated cells: clusters that move apart on straight lines while they turn and change shape."""
     first, middle, last = datasets.moving_clusters(n_cells, random_state=seed)
     return held_out(first, middle, last, 0.5, n_components=5, seeds=seeds)

@@ -15,6 +15,7 @@ from omt import datasets
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from anndata import AnnData
     from numpy.typing import NDArray
 
     from omt.metrics import LineageConsistency
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-__all__ = ["DigitImages", "between_labels", "consistency", "digit_images", "halves", "shifted_digits"]
+__all__ = [
+    "DigitImages",
+    "between_labels",
+    "consistency",
+    "digit_images",
+    "halves",
+    "shifted_digits",
+    "significant_off_diagonal",
+    "two_halves",
+]
 
 
 def consistency(plan: Transport, descendants: Mapping[str, Collection[str]] | None = None) -> LineageConsistency:
@@ -43,6 +53,34 @@ def halves(*, seed: int, tau: float = 1.0) -> tuple[LineageConsistency, Transpor
     first = np.random.default_rng(seed).permutation(len(X)) < len(X) // 2
     plan = between_labels(X[first], labels[first], X[~first], labels[~first], tau)
     return consistency(plan), plan
+
+
+def two_halves(*, seed: int) -> AnnData:
+    """The blood cells with a random half in `obs["half"]`, fitted on 20 principal components and transported."""
+    import pandas as pd
+
+    from omt import tl
+
+    cells = datasets.pbmc68k_reduced()
+    first = np.random.default_rng(seed).permutation(cells.n_obs) < cells.n_obs // 2
+    cells.obs["half"] = pd.Categorical(np.where(first, "first", "second"))
+    cells.obsm["X_pca20"] = np.asarray(cells.obsm["X_pca"][:, :20])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*one sample.*")
+        tl.fit_mixtures(cells, groupby="half", labels="bulk_labels", use_rep="X_pca20", progress=False)
+    tl.transport(cells, source="first", target="second")
+    return cells
+
+
+def significant_off_diagonal(*, seed: int, n_boot: int = 200) -> int:
+    """Transitions between different types of two halves that the bootstrap calls more than chance; there are none."""
+    from omt import tl
+
+    cells = two_halves(seed=seed)
+    tl.bootstrap(cells, n_boot=n_boot, random_state=seed, progress=False)
+    pair = cells.uns["omt"]["bootstrap"]["pairs"]["first->second"]
+    different = np.not_equal.outer(pair["source_names"], pair["target_names"])
+    return int((pair["verdict"][different] > 0).sum())
 
 
 def shifted_digits(*, seed: int, tau: float = 1.0) -> LineageConsistency:

@@ -134,16 +134,15 @@ def perturbation(
         recipe = NegativeBinomial(size_factors="total", reference=float(adata.X.sum(axis=1).mean()))
         X = adata.X.tocsr()
         P, Q = (
-            fit_mixture(X[rows], n_components, family=recipe, random_state=seed, progress=False) for rows in (source, seen)
+            fit_mixture(X[rows], n_components, family=recipe, random_state=seed, progress=False)
+            for rows in (source, seen)
         )
         plan = transport(P, Q)
         moved = adata[source].copy()
         moved.X = plan.map(X[source], kind="sample", rng=rng)
         images, rise = project(moved, record), _rise(P, Q, plan.conditional())[:, chosen]
     else:
-        P, Q = (
-            fit_mixture(Z[name], n_components, random_state=seed, progress=False) for name in ("x", "seen")
-        )
+        P, Q = (fit_mixture(Z[name], n_components, random_state=seed, progress=False) for name in ("x", "seen"))
         plan = transport(P, Q)
         images = plan.map(Z["x"], kind="sample", rng=rng)
         rise = _rise(P, Q, plan.conditional()) @ np.asarray(record["components"])[chosen].T

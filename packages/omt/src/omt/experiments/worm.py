@@ -89,19 +89,18 @@ class LineageRow(NamedTuple):
     ----------
     name
         What it is.
+    tau
+        Mass conservation of its plans.
     attained
-        `Σ consistent mass / Σ composition bound` over the steps: 1 is the most there is. Mean over seeds.
-    lowest, highest
-        Of the seeds.
+        `Σ consistent mass / Σ composition bound` over the steps, one for each seed: 1 is the most there is.
     share
-        Mean consistent mass over steps and seeds.
+        Mean consistent mass over the steps, one for each seed.
     """
 
     name: str
-    attained: float
-    lowest: float
-    highest: float
-    share: float
+    tau: float
+    attained: tuple[float, ...]
+    share: tuple[float, ...]
 
 
 def worm_course(path: str | os.PathLike[str], *, n_pcs: int = 20) -> TimeCourse:
@@ -262,22 +261,21 @@ def lineage_table(course: TimeCourse, *, seeds: Iterable[int] = range(5), tau: f
     """
     chosen = list(seeds)
 
-    def row(name: str, runs: list[list[LineageConsistency]]) -> LineageRow:
-        attained = [attained_share(run) for run in runs]
-        share = float(np.mean([step.share for run in runs for step in run]))
-        return LineageRow(name, float(np.mean(attained)), min(attained), max(attained), share)
+    def row(name: str, runs: list[list[LineageConsistency]], tau: float = 1.0) -> LineageRow:
+        shares = tuple(float(np.mean([step.share for step in run])) for run in runs)
+        return LineageRow(name, tau, tuple(attained_share(run) for run in runs), shares)
 
     def best(tau: float) -> tuple[float, list[LineageConsistency]]:
         runs = {reg: lineages_between_cells(course, reg=reg, tau=tau) for reg in PEER_REGS}
         reg = max(runs, key=lambda r: sum(step.share for step in runs[r]))
         return reg, runs[reg]
 
-    small = f"a component for {CELLS_PER_COMPONENT} cells, tied"
+    small = f"no labels, a component for {CELLS_PER_COMPONENT} cells"
     rows = [
         row("labels as components", [lineages_by_labels(course)]),
-        row(f"labels as components, tau={tau:g}", [lineages_by_labels(course, tau=tau)]),
+        row("labels as components", [lineages_by_labels(course, tau=tau)], tau),
         row(
-            "six components, full",
+            "no labels, six components",
             [
                 lineages_unsupervised(course, n_components=6, covariance="full", resolution="component", seed=seed)
                 for seed in chosen
@@ -288,16 +286,14 @@ def lineage_table(course: TimeCourse, *, seeds: Iterable[int] = range(5), tau: f
             [lineages_unsupervised(course, resolution="component", seed=seed) for seed in chosen],
         ),
         row(f"{small}, plan between cells", [lineages_unsupervised(course, seed=seed) for seed in chosen]),
-        row("the same, consensus of five fits", [lineages_by_consensus(course, seed=seed) for seed in chosen]),
+        row("no labels, consensus of five such fits", [lineages_by_consensus(course, seed=seed) for seed in chosen]),
         row(
-            f"{small}, plan between cells, tau={tau:g}",
-            [lineages_unsupervised(course, tau=tau, seed=seed) for seed in chosen],
+            f"{small}, plan between cells", [lineages_unsupervised(course, tau=tau, seed=seed) for seed in chosen], tau
         ),
     ]
     for relaxed in (1.0, tau):
         reg, run = best(relaxed)
-        name = f"entropic transport between cells, reg={reg:g}"
-        rows.append(row(name if relaxed == 1.0 else f"{name}, tau={relaxed:g}", [run]))
+        rows.append(row(f"entropic transport between cells, best reg={reg:g}", [run], relaxed))
     return rows
 
 
