@@ -180,7 +180,8 @@ def _bar(total: int, enabled: bool | None) -> Iterator[Callable[[], None]]:
     try:
         yield advance
     finally:
-        bar.stop()
+        if bar.live.is_started:  # stopping a bar that was never shown prints an empty line
+            bar.stop()
 
 
 def _sample(
