@@ -12,10 +12,10 @@ from omt.experiments.labelled import (
     significant_off_diagonal,
     two_halves,
 )
+from omt.experiments.lineages import LineageRow, TimeCourse, branching_course, lineage_table, worm_course
 from omt.experiments.perturbation import Perturbation, interferon, perturbation
 from omt.experiments.stability import Refits, stability
 from omt.experiments.w2_benchmark import W2Benchmark, w2_benchmark, w2_benchmark_files, w2_benchmark_generated
-from omt.experiments.worm import LineageRow, TimeCourse, branching_course, lineage_table, worm_course
 
 __all__ = [
     "Branching",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import omt
 from omt.cli import app
-from omt.experiments import consistency, worm
+from omt.experiments import consistency, lineages
 from omt.io import read_h5ad, read_uns
 from omt.prepare import bin_times, prepare
 
@@ -32,7 +32,7 @@ def embryo(shared_data):
     adata.obs["cell_type"] = adata.obs["cell_type"].astype(object).replace("AWC_ON", "AWC")
     adata = adata[adata.obs["cell_type"].notna()].copy()
     adata.obsm["X_pca"], _ = prepare(adata, n_pcs=20)
-    bin_times(adata, "embryo_time", worm.BINS)
+    bin_times(adata, "embryo_time", lineages.BINS)
     adata.obs["stage"] = adata.obs["embryo_time_stage"]
     adata.obs["cell_type"] = adata.obs["cell_type"].astype("category")
     return adata
@@ -41,7 +41,7 @@ def embryo(shared_data):
 def steps(adata, **options):
     omt.tl.fit_mixtures(adata, groupby="stage", labels="cell_type", use_rep="X_pca")
     omt.tl.transport(adata, time_key="stage", **options)
-    return [consistency(plan, worm.DESCENDANTS) for plan in read_uns(adata).transports]
+    return [consistency(plan, lineages.DESCENDANTS) for plan in read_uns(adata).transports]
 
 
 @DATA
@@ -91,7 +91,7 @@ def test_the_commands_run_from_raw_counts_to_scores_and_pictures(shared_data, tm
         "--groupby",
         "embryo_time",
         "--bins",
-        worm.BINS,
+        lineages.BINS,
         "--prepare",
         "--labels",
         "cell_type",
@@ -120,14 +120,14 @@ def course(shared_data):
     file = shared_data / "omt" / "worm_embryo.h5ad"
     if not file.is_file():
         pytest.skip(f"{file} is absent")
-    return worm.worm_course(file)
+    return lineages.worm_course(file)
 
 
 @DATA
 @pytest.mark.filterwarnings("ignore:labels with one sample")
 def test_the_course_is_the_one_that_the_verbs_are_tested_on(course, embryo):
     assert [len(X) for X in course.states] == embryo.obs["stage"].value_counts(sort=False).sort_index().tolist()
-    by_labels = worm.attained_share(worm.lineages_by_labels(course))
+    by_labels = lineages.attained_share(lineages.lineages_by_labels(course))
     found = steps(embryo.copy())
     assert by_labels == pytest.approx(sum(s.share for s in found) / sum(s.bound for s in found), abs=1e-6)
 
@@ -135,15 +135,15 @@ def test_the_course_is_the_one_that_the_verbs_are_tested_on(course, embryo):
 @DATA
 def test_entropic_transport_between_cells_attains_what_it_did_elsewhere(course):
     # 0.942 with another implementation of the same preparation.
-    assert worm.attained_share(worm.lineages_between_cells(course, reg=0.01)) == pytest.approx(0.942, abs=0.004)
+    assert lineages.attained_share(lineages.lineages_between_cells(course, reg=0.01)) == pytest.approx(0.942, abs=0.004)
 
 
 @DATA
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_without_labels_lineages_are_as_good_as_by_transport_between_cells(course):
-    peer = max(worm.attained_share(worm.lineages_between_cells(course, reg=reg)) for reg in worm.PEER_REGS)
-    ours = [worm.attained_share(worm.lineages_by_consensus(course, seed=seed)) for seed in range(5)]
+    peer = max(lineages.attained_share(lineages.lineages_between_cells(course, reg=reg)) for reg in lineages.PEER_REGS)
+    ours = [lineages.attained_share(lineages.lineages_by_consensus(course, seed=seed)) for seed in range(5)]
     assert np.mean(ours) >= max(peer, 0.942)
     assert min(ours) >= peer
 
@@ -153,51 +153,53 @@ def test_without_labels_lineages_are_as_good_as_by_transport_between_cells(cours
 @pytest.mark.timeout(900)
 def test_one_fit_of_many_components_is_better_than_six_components(course):
     six = [
-        worm.attained_share(
-            worm.lineages_unsupervised(course, n_components=6, covariance="full", resolution="component", seed=seed)
+        lineages.attained_share(
+            lineages.lineages_unsupervised(course, n_components=6, covariance="full", resolution="component", seed=seed)
         )
         for seed in range(5)
     ]
-    many = [worm.attained_share(worm.lineages_unsupervised(course, seed=seed)) for seed in range(5)]
+    many = [lineages.attained_share(lineages.lineages_unsupervised(course, seed=seed)) for seed in range(5)]
     assert np.mean(many) >= np.mean(six) + 0.02
     assert np.mean(many) >= 0.94
 
 
 @DATA
 def test_a_consensus_of_three_fits_is_as_good_as_transport_between_cells_in_the_first_stages(course):
-    three = worm.TimeCourse(course.states[:4], course.types[:4], course.descendants)
-    peer = worm.attained_share(worm.lineages_between_cells(three, reg=0.01))
-    assert worm.attained_share(worm.lineages_by_consensus(three, n_fits=3)) >= peer
+    three = lineages.TimeCourse(course.states[:4], course.types[:4], course.descendants)
+    peer = lineages.attained_share(lineages.lineages_between_cells(three, reg=0.01))
+    assert lineages.attained_share(lineages.lineages_by_consensus(three, n_fits=3)) >= peer
 
 
 @DATA
 def test_unbalanced_transport_between_cells_conserves_what_it_transports(course):
-    two = worm.TimeCourse(course.states[:2], course.types[:2], course.descendants)
-    balanced, relaxed = (worm.lineages_between_cells(two, reg=0.01, tau=tau)[0].share for tau in (1.0, 0.9))
+    two = lineages.TimeCourse(course.states[:2], course.types[:2], course.descendants)
+    balanced, relaxed = (lineages.lineages_between_cells(two, reg=0.01, tau=tau)[0].share for tau in (1.0, 0.9))
     assert relaxed > balanced
 
 
 # -------------------------------------------------------------------------------------- the same on generated data
 @pytest.fixture(scope="module")
 def generated():
-    course = worm.branching_course(seed=0, n_cells=120)
-    return worm.TimeCourse(course.states[:3], course.types[:3], course.descendants)
+    course = lineages.branching_course(seed=0, n_cells=120)
+    return lineages.TimeCourse(course.states[:3], course.types[:3], course.descendants)
 
 
 def test_on_a_generated_course_a_consensus_beats_transport_between_cells(generated):
-    peer = max(worm.attained_share(worm.lineages_between_cells(generated, reg=reg)) for reg in (0.02, 0.01, 0.005))
-    ours = worm.attained_share(worm.lineages_by_consensus(generated, n_fits=3))
+    peer = max(
+        lineages.attained_share(lineages.lineages_between_cells(generated, reg=reg)) for reg in (0.02, 0.01, 0.005)
+    )
+    ours = lineages.attained_share(lineages.lineages_by_consensus(generated, n_fits=3))
     assert ours >= peer
     assert ours >= 0.98
 
 
 def test_on_a_generated_course_labels_attain_all_there_is(generated):
-    assert worm.attained_share(worm.lineages_by_labels(generated)) >= 0.99
-    assert np.mean([step.share for step in worm.lineages_by_labels(generated, tau=0.9)]) >= 0.99
+    assert lineages.attained_share(lineages.lineages_by_labels(generated)) >= 0.99
+    assert np.mean([step.share for step in lineages.lineages_by_labels(generated, tau=0.9)]) >= 0.99
 
 
 def test_the_table_has_a_row_for_each_way(generated):
-    two = worm.TimeCourse(generated.states[:2], generated.types[:2], generated.descendants)
-    rows = worm.lineage_table(two, seeds=range(1))
+    two = lineages.TimeCourse(generated.states[:2], generated.types[:2], generated.descendants)
+    rows = lineages.lineage_table(two, seeds=range(1))
     assert len({row.name for row in rows}) == 9
     assert all(0.5 < value <= 1.0 + 1e-9 for row in rows for value in (*row.attained, *row.share))
