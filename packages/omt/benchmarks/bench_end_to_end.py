@@ -52,12 +52,17 @@ def problem(d: int) -> datasets.KnownMap:
     return datasets.known_map(K, d) if d > 5 else datasets.known_map(K, d, separation=15.0, displacement=1.5)
 
 
-def peak_mib() -> float:
-    """Peak resident memory of this process image."""
+def resident_mib(which: str) -> float:
+    """Resident memory of this process now (``VmRSS``), or at its peak since :func:`forget_peak` (``VmHWM``)."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{which}:"):
             return int(line.split()[1]) / 1024
-    raise OSError("this system does not tell a process's peak memory")
+    raise OSError("this system does not tell a process's memory")
+
+
+def forget_peak() -> None:
+    """Let the peak begin anew."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def same(x_true: Array, y_true: Array) -> Array:
@@ -167,13 +172,14 @@ def measure(method: str, n: int, d: int) -> dict[str, object]:
     Y, y_true = truth.sample_target(n, rng)
     x_test, component = truth.sample_source(N_TEST, rng)
     run = METHODS[method]
-    # First call: imports, and compilation where there is any. Its memory is the baseline, its time does not count.
+    # First call: imports, and compilation where there is any; it does not count.
     small = slice(0, n if method.startswith("ott") else 200)
     run(X[small], Y[small], x_test[:200] if n <= 200 else x_test)
-    before, start = peak_mib(), time.process_time()
+    forget_peak()
+    before, start = resident_mib("VmRSS"), time.process_time()
     images, mass = run(X, Y, x_test)
     seconds = time.process_time() - start
-    memory = peak_mib() - before
+    memory = resident_mib("VmHWM") - before
     return {
         "method": method, "n": n, "d": d, "seconds": seconds,
         "memory MiB": None if method.startswith("ott") else memory,  # the first call has used it already
@@ -193,22 +199,27 @@ def in_own_process(*arguments: object) -> dict[str, Any]:
     return found
 
 
-def solve_and_map(n: int, d: int, repeats: int = 9) -> tuple[float, float]:
-    """CPU seconds of both fits, and of the plan and its map applied to 2000 samples (the median of ``repeats``)."""
+def solve_and_map(sizes: list[int], d: int, rounds: int = 20) -> tuple[list[float], list[float]]:
+    """CPU seconds of both fits at each size, and the least of ``rounds`` for the plan and its map of 2000 samples.
+
+    Rounds go over the sizes in turn, so that what else the machine does hits all of them.
+    """
     truth = problem(d)
-    rng = np.random.default_rng([n, d])
-    X, Y = truth.sample_source(n, rng)[0], truth.sample_target(n, rng)[0]
-    start = time.process_time()
-    P, Q = (fit_mixture(Z, K, n_init=1, progress=False) for Z in (X, Y))
-    fit = time.process_time() - start
-    x_test = truth.sample_source(N_TEST, rng)[0]
-    taken = []
-    for _ in range(repeats + 1):
+    fits, fit_seconds = [], []
+    for n in sizes:
+        rng = np.random.default_rng([n, d])
+        X, Y = truth.sample_source(n, rng)[0], truth.sample_target(n, rng)[0]
         start = time.process_time()
-        for _ in range(5):
+        fits.append([fit_mixture(Z, K, n_init=1, progress=False) for Z in (X, Y)])
+        fit_seconds.append(time.process_time() - start)
+    x_test = truth.sample_source(N_TEST, np.random.default_rng(d))[0]
+    least = [np.inf] * len(sizes)
+    for _ in range(rounds):
+        for i, (P, Q) in enumerate(fits):
+            start = time.process_time()
             transport(P, Q).map(x_test)
-        taken.append((time.process_time() - start) / 5)
-    return fit, float(np.median(taken[1:]))
+            least[i] = min(least[i], time.process_time() - start)
+    return fit_seconds, least
 
 
 def main() -> None:
@@ -242,10 +253,9 @@ def main() -> None:
     print("\nplan and map of 2000 samples, without the fit (one start)")
     print(f"{'d':>3} {'n':>8} {'fit CPU s':>10} {'plan and map, CPU ms':>21}")
     for d in arguments.d:
-        taken = []
-        for n in [n for n in (1000, 10_000, 100_000, 1_000_000) if n <= largest]:
-            fit, seconds = solve_and_map(n, d)
-            taken.append(seconds)
+        sizes = [n for n in (1000, 10_000, 100_000, 1_000_000) if n <= largest]
+        fit_seconds, taken = solve_and_map(sizes, d)
+        for n, fit, seconds in zip(sizes, fit_seconds, taken, strict=True):
             print(f"{d:3} {n:8} {fit:10.2f} {1e3 * seconds:21.2f}", flush=True)
             rows.append({"what": "plan and map", "n": n, "d": d, "fit": fit, "seconds": seconds})
         print(f"{d:3} spread: {max(taken) / min(taken):.2f}")
