@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import ot
 import pytest
@@ -208,7 +210,7 @@ def numeric(a: float, b: float, a2: float, b2: float) -> float:
         return float((x - image) ** 2 * p.pdf(x))
 
     ends = [0.0, *p.ppf([1e-9, 1e-5, 1e-2, 0.1, 0.5]), *p.isf([0.1, 1e-2, 1e-5, 1e-9, 1e-14])]
-    return sum(integrate.quad(integrand, *pair, epsabs=0, epsrel=1e-10)[0] for pair in zip(ends, ends[1:], strict=False))
+    return sum(integrate.quad(integrand, *pair, epsabs=0, epsrel=1e-10)[0] for pair in itertools.pairwise(ends))
 
 
 def test_cost_of_exponential_laws_is_closed():

@@ -185,7 +185,7 @@ def test_negative_binomials_of_different_dispersion_have_no_divergence():
     P = mixture("negative_binomial", 0)
     Q = mixture("negative_binomial", 1, dispersion=np.full(4, 0.7))
     for cost in ("kl", "jeffreys", "hellinger"):
-        with pytest.raises(ValueError, match="dispersion of feature 0 is 0.2 on one side and 0.7 on the other"):
+        with pytest.raises(ValueError, match=r"dispersion of feature 0 is 0\.2 on one side and 0\.7 on the other"):
             component_cost(P, Q, cost=cost)
     assert np.isfinite(component_cost(P, Q)).all()
 

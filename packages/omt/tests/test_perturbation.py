@@ -23,9 +23,9 @@ def generated():
         for seed in range(3):
             adata, truth = datasets.perturbed_counts(1000, random_state=seed)
             options = {"n_components": 4, "n_pcs": 10, "n_genes": 200}
-            results.append(
-                (perturbation(adata, "control", "treated", genes=truth.responding, seed=seed, family=family, **options), truth)
-            )
+            genes = truth.responding
+            found = perturbation(adata, "control", "treated", genes=genes, seed=seed, family=family, **options)
+            results.append((found, truth))
         return results
 
     return {family: run(family) for family in ("gaussian", "negative_binomial")}

@@ -363,8 +363,8 @@ def perturbed_counts(
     Returns
     -------
     adata : AnnData
-        `2 * n_cells` cells with sparse counts in `X`; `obs["condition"]` (`"control"`, `"treated"`), `obs["cell_type"]`,
-        `obs["size"]` (true size factor).
+        `2 * n_cells` cells with sparse counts in `X`; `obs["condition"]` (`"control"`, `"treated"`),
+        `obs["cell_type"]`, `obs["size"]` (true size factor).
     truth : PerturbationTruth
 
     Examples
@@ -409,7 +409,7 @@ def perturbed_counts(
         },
         index=[f"cell{i}" for i in range(2 * n_cells)],
     )
-    genes = [f"gene{g}" for g in range(G)]
-    adata = AnnData(sparse.csr_matrix(counts.astype(np.float32)), obs=obs, var=pd.DataFrame(index=genes))
-    truth = PerturbationTruth(types, means, folds, dispersion, tuple(genes[g] for g in responding))
+    gene_names = [f"gene{g}" for g in range(G)]
+    adata = AnnData(sparse.csr_matrix(counts.astype(np.float32)), obs=obs, var=pd.DataFrame(index=gene_names))
+    truth = PerturbationTruth(types, means, folds, dispersion, tuple(gene_names[g] for g in responding))
     return adata, truth

@@ -42,7 +42,7 @@ def fit(
     family: Annotated[
         str,
         typer.Option(
-            help="gaussian; poisson, negative_binomial, multinomial for counts; bernoulli; gamma, exponential, lognormal."
+            help="gaussian; poisson, negative_binomial, multinomial (counts); bernoulli; gamma, exponential, lognormal."
         ),
     ] = "gaussian",
     covariance: Annotated[str, typer.Option(help="full, diag, spherical, tied or lowrank.")] = "full",
@@ -70,7 +70,7 @@ def fit(
 
     Example: omt fit embryo.h5ad --groupby stage --use-rep X_pca --labels cell_type -o model/
 
-    Raw counts: omt fit cells.h5ad --groupby stage --family negative_binomial --layer counts --size-factors total -o model/
+    Raw counts: omt fit cells.h5ad --groupby stage --family negative_binomial --size-factors total -o model/
     """
     check_exists(data)
     check_output(output, folder=True)

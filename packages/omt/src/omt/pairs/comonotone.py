@@ -23,6 +23,7 @@ Santambrogio, "Optimal Transport for Applied Mathematicians", 2015, section 2.1 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -168,7 +169,7 @@ def _blocks(width: IntArray) -> Iterator[tuple[NDArray[np.intp], int]]:
     order = np.argsort(classes, kind="stable")
     order = order[width[order] > 0]
     edges = np.flatnonzero(np.diff(classes[order], prepend=-1, append=np.iinfo(np.int64).max))
-    for first, last in zip(edges[:-1], edges[1:], strict=True):
+    for first, last in itertools.pairwise(edges):
         size = int(np.floor(2.0 ** (classes[order[first]] / 3.0) + 1e-9))
         step = max(1, _BLOCK_ENTRIES // size)
         for start in range(first, last, step):
@@ -264,7 +265,8 @@ def _from_zero(
         short = (tail < level) & ((mass > 1e-18) | (s < target.mean[rows]))
         if not short.any():
             return out
-        rows, level, tail, mass, ratio, phi = (a[short] for a in (rows, level, tail, mass, ratio, phi))
+        rows, level, tail, mass = rows[short], level[short], tail[short], mass[short]
+        ratio, phi = ratio[short], phi[short]
         out[rows] += 1.0 - tail / level if share is None else 1.0
         mass *= ratio * ((1.0 + phi * s) / (s + 1.0))
         tail += mass

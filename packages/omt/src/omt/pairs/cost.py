@@ -245,7 +245,7 @@ def gaussian_pair(P: Mixture, Q: Mixture) -> tuple[GaussianComponents, GaussianC
     p, q = checked_pair(P, Q)
     if not isinstance(p, GaussianComponents) or not isinstance(q, GaussianComponents):
         raise ValueError(
-            f"the inner plans of family {P.family!r} have no densities, which a plan between cells and all else that is "
+            f"the inner plans of family {P.family!r} have no densities, which a plan between cells and all else "
             "Gaussian needs; use resolution='component', or fit with family='gaussian'"
         )
     return p, q
@@ -327,7 +327,7 @@ def _at_one_size(p: Any, q: Any) -> tuple[Any, Any]:
     if (p.reference is None) != (q.reference is None):
         sides = ("source", "target") if q.reference is None else ("target", "source")
         raise ValueError(
-            f"the {sides[0]} was fitted with size factors and the {sides[1]} without; fit both with the same size_factors"
+            f"the {sides[0]} was fitted with size factors and the {sides[1]} without; fit both with the same ones"
         )
     if p.reference == q.reference:
         return p, q

@@ -134,7 +134,7 @@ def upper_table(laws: CountLaws, low: IntArray, width: int) -> FloatArray:
 
 
 def lower_table(laws: CountLaws, low: IntArray, width: int) -> FloatArray:
-    """Lower tails ``P(X ≤ low + s)``, ``s = 0 … width − 1``, as [n, width]; what lies below ``low`` is taken as zero."""
+    """Lower tails ``P(X ≤ low + s)``, ``s = 0 … width − 1``, [n, width]; what lies below ``low`` is taken as zero."""
     return np.asarray(np.cumsum(_pmf_table(laws, low, width), axis=1))
 
 
@@ -175,7 +175,7 @@ def _pmf_table(laws: CountLaws, low: IntArray, width: int) -> FloatArray:
 
 
 def _divergence(x: FloatArray, mean: FloatArray, phi: FloatArray) -> FloatArray:
-    """``D(x) = x log(x/μ) − (x + 1/φ) log((1 + φ x)/(1 + φ μ))``, whose limit at ``φ = 0`` is ``x log(x/μ) − x + μ``."""
+    """``D(x) = x log(x/μ) − (x + 1/φ) log((1 + φ x)/(1 + φ μ))``; at ``φ = 0`` that is ``x log(x/μ) − x + μ``."""
     first = special.xlogy(x, x / mean)
     over = phi > 0.0
     second = x - mean

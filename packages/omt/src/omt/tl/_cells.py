@@ -25,9 +25,9 @@ __all__ = [
     "Groups",
     "cells_of",
     "features",
+    "group_cells",
     "matrix",
     "model_features",
-    "group_cells",
     "obs_column",
     "responsibilities_of",
     "select_columns",
@@ -127,7 +127,8 @@ def matrix(adata: AnnData, layer: str | None) -> Any:
         raise KeyError(f"layer={layer!r}: adata.layers has no such key; it has: {_listed(adata.layers.keys())}")
     X = adata.X if layer is None else adata.layers[layer]
     if X is None:
-        raise ValueError(f"adata.X is empty; give layer= (adata.layers has: {_listed(adata.layers.keys())}) or use_rep=")
+        known = _listed(adata.layers.keys())
+        raise ValueError(f"adata.X is empty; give layer= (adata.layers has: {known}) or use_rep=")
     return X.tocsr() if hasattr(X, "tocsr") else X
 
 

@@ -1,4 +1,4 @@
-"""What a fit on genes needs to know before it starts: whether entries are counts, which genes occur, how deep cells are.
+"""What a fit on genes needs to know before it starts: are entries counts, which genes occur, how deep are cells.
 
 Letters: `N` cells, `G` genes, `d` genes that occur.
 """
@@ -80,9 +80,9 @@ def expressed(adata: AnnData, X: Any, rows: NDArray[np.int64], family: str, laye
             where = "adata.X" if layer is None else f"adata.layers[{layer!r}]"
             others = [name for name in adata.layers if name != layer]
             raise ValueError(
-                f"{where} has {float(value):g} in cell {adata.obs_names[part[row]]!r}, gene {adata.var_names[column]!r}; "
-                f"family={family!r} needs counts 0, 1, 2, …: name the raw counts by layer= (layers are: "
-                f"{', '.join(others) or '(none)'})"
+                f"{where} has {float(value):g} in cell {adata.obs_names[part[row]]!r}, "
+                f"gene {adata.var_names[column]!r}; family={family!r} needs counts 0, 1, 2, …: "
+                f"name the raw counts by layer= (layers are: {', '.join(others) or '(none)'})"
             )
         sums += np.asarray(block.sum(axis=0), dtype=np.float64).ravel()
         totals[part] = np.asarray(block.sum(axis=1), dtype=np.float64).ravel()
@@ -98,7 +98,9 @@ def expressed(adata: AnnData, X: Any, rows: NDArray[np.int64], family: str, laye
     return Expressed(select_columns(X, found), tuple(str(name) for name in adata.var_names[found]), totals)
 
 
-def cell_sizes(adata: AnnData, size_factors: str | ArrayLike, totals: Array, rows: NDArray[np.int64]) -> tuple[Any, float]:
+def cell_sizes(
+    adata: AnnData, size_factors: str | ArrayLike, totals: Array, rows: NDArray[np.int64]
+) -> tuple[Any, float]:
     """Size factor of each cell, and the total count of a cell of size one, the same for all groups.
 
     Parameters
@@ -134,7 +136,9 @@ def cell_sizes(adata: AnnData, size_factors: str | ArrayLike, totals: Array, row
     else:
         name, given = "size_factors", np.asarray(size_factors, dtype=np.float64)
     if given.shape != (adata.n_obs,):
-        raise ValueError(f"size_factors has shape {given.shape}; it must be 'total', a column of obs, or [{adata.n_obs}]")
+        raise ValueError(
+            f"size_factors has shape {given.shape}; it must be 'total', a column of obs, or [{adata.n_obs}]"
+        )
     bad = ~(np.isfinite(given[rows]) & (given[rows] > 0))
     if bad.any():
         cell = rows[int(np.argmax(bad))]

@@ -85,10 +85,10 @@ def fit_mixtures(
     budget
         Most components of all groups together, with `"bic"` or `"icl"`: they go where the criterion gains most.
     family
-        `"gaussian"`; for counts `"poisson"`, `"negative_binomial"` or `"multinomial"`; `"bernoulli"` for zeros and ones;
-        `"gamma"`, `"exponential"` or `"lognormal"` for positive numbers; or a family object of `omt.families`. Genes of
-        `X` or a layer that have no count in any group are left out, with a warning; the names of the others stay with
-        the mixtures, and later verbs look them up by name.
+        `"gaussian"`; for counts `"poisson"`, `"negative_binomial"` or `"multinomial"`; `"bernoulli"` for zeros and
+        ones; `"gamma"`, `"exponential"` or `"lognormal"` for positive numbers; or a family object of `omt.families`.
+        Genes of `X` or a layer that have no count in any group are left out, with a warning; the names of the others
+        stay with the mixtures, and later verbs look them up by name.
     covariance
         `"full"`, `"diag"`, `"spherical"`, `"tied"` or `"lowrank"`, of Gaussian and log-normal components.
     size_factors
@@ -307,7 +307,7 @@ def _within_budget(
     if given:
         raise ValueError(f"budget={budget} chooses numbers of components, but {given!r} defines them; give one of them")
     if not isinstance(criterion, str):
-        raise ValueError(f"budget={budget} needs n_components='bic' or 'icl', by which it is shared; it is {criterion!r}")
+        raise ValueError(f"budget={budget} needs n_components='bic' or 'icl' to share it out by; it is {criterion!r}")
     named = dict(zip(map(group_label, groups.values), samples, strict=True))
     return list(choose_components(named, budget, criterion=cast("Criterion", criterion), **options).n_components)
 

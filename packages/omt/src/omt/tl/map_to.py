@@ -53,8 +53,8 @@ def map_to(
     Returns
     -------
     AnnData or None
-        Writes `obsm[key_added]` `[N, D]`, dense; NaN for cells outside of `source`. Mapped counts are those of a cell of
-        the same size: with size factors its depth stays what it was.
+        Writes `obsm[key_added]` `[N, D]`, dense; NaN for cells outside of `source`. Mapped counts are those of a cell
+        of the same size: with size factors its depth stays what it was.
 
     Raises
     ------
