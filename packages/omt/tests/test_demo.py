@@ -90,6 +90,8 @@ def test_demo_with_one_seed_reaches_its_targets_and_writes_its_pictures(tmp_path
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "sankey.png",
         "flow.png",
+        "solver.png",
+        "interpolation.png",
         "transitions.png",
         "digits.png",
     }

@@ -134,7 +134,10 @@ def _draw(out: Path, *, with_cells: bool) -> list[str]:
         tl.transport(adata, time_key="time")
         pl.sankey(adata, title="A generated branching process", show=False, save=out / "sankey.png")
         pl.flow(adata, basis="tree", title="Mass between cell types, all steps", show=False, save=out / "flow.png")
-        names = ["sankey.png", "flow.png"]
+        pl.solver(adata, title="Solving the steps of the branching process", show=False, save=out / "solver.png")
+        tl.transport(adata, source=0, target=2)
+        pl.interpolation(adata, 0, 2, show=False, save=out / "interpolation.png")  # rings: what was measured at time 1
+        names = ["sankey.png", "flow.png", "solver.png", "interpolation.png"]
         if with_cells:
             cells = experiments.two_halves(seed=0)
             pl.transitions(
@@ -146,7 +149,7 @@ def _draw(out: Path, *, with_cells: bool) -> list[str]:
                 save=out / "transitions.png",
             )
         else:
-            pl.transitions(adata, 0, 4, show=False, save=out / "transitions.png")
+            pl.transitions(adata, 0, 2, show=False, save=out / "transitions.png")
         _draw_digits(out / "digits.png")
         plt.close("all")
     finally:

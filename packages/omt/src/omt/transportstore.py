@@ -43,6 +43,8 @@ def transport_to_dict(transport: Transport) -> dict[str, Any]:
         "forbidden": transport.forbidden,
         "growth": transport.growth,
         "strictly_complementary": transport.solution.strictly_complementary,
+        "errors": transport.solution.errors,
+        "newton": transport.solution.newton,
     }
     return stored | {name: value for name, value in optional.items() if value is not None}
 
@@ -91,6 +93,7 @@ def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[
         n_newton=int(stored["n_newton"]),
         n_sinkhorn=int(stored["n_sinkhorn"]),
         strictly_complementary=None if proven is None else bool(proven),
+        **_history(stored),
     )
     return {
         "cost_matrix": tables["cost_matrix"],
@@ -102,3 +105,13 @@ def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[
         "max_iter": int(stored["max_iter"]),
         "growth": None if growth is None else checked_growth(growth, K, "growth of this stored transport"),
     }
+
+
+def _history(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """What the solver recorded of its steps, if it is there."""
+    if "errors" not in stored or "newton" not in stored:
+        return {}
+    errors, newton = np.asarray(stored["errors"], dtype=np.float64), np.asarray(stored["newton"], dtype=bool)
+    if errors.ndim != 1 or errors.shape != newton.shape:
+        raise ValueError(f"errors and newton of this stored transport have shapes {errors.shape} and {newton.shape}")
+    return {"errors": errors, "newton": newton}

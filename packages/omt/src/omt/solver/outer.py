@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,11 +36,20 @@ _POLISH = 2  # steps that take a converged plan to rounding; Newton is quadratic
 
 @dataclass
 class _Effort:
-    """Steps spent, and Newton steps still allowed."""
+    """Steps spent, and Newton steps still allowed; the error after each step at the final temperature."""
 
     budget: int
     n_newton: int = 0
     n_sinkhorn: int = 0
+    errors: list[tuple[float, bool]] = field(default_factory=list)
+
+    def note(self, point: Point, *, newton: bool) -> None:
+        """Count a step, and keep the error it led to."""
+        if newton:
+            self.n_newton += 1
+        else:
+            self.n_sinkhorn += 1
+        self.errors.append((point.error, newton))
 
 
 def solve(
@@ -168,8 +177,10 @@ def _solve_balanced(
     f0 = cost.min(axis=1)
     g0 = np.min(cost - f0[:, None], axis=0)
     problem = SemiDual((cost - f0[:, None] - g0) / lam, a, b, (1.0, 1.0))
+    noted = len(effort.errors)
     point = _swept_if_easy(problem, tol, effort)
     if point is None:
+        del effort.errors[noted:]  # another start follows
         vertex, f0, g0 = _start(cost, a, b, lam, effort)
         # In reduced costs the potentials that Newton looks for are near zero, and no digits are lost to large offsets.
         problem = SemiDual((cost - f0[:, None] - g0) / lam, a, b, (1.0, 1.0))
@@ -177,6 +188,7 @@ def _solve_balanced(
         if vertex is not None:
             filled = problem.at(vertex_potentials(vertex, a, b, problem.c))
             point = filled if problem.gain(point, filled) > 0.0 else point
+        effort.errors.append((point.error, False))
         point = _climbed(problem, _swept(problem, point, _SWEEPS, tol, effort), tol, effort)
     return point.plan, f0 + lam * point.phi, g0 + lam * point.psi
 
@@ -187,7 +199,9 @@ def _swept_if_easy(problem: SemiDual, tol: float, effort: _Effort) -> Point | No
     Hot problems are like this. A sweep costs two matrix-vector products, so that trying costs next to nothing.
     """
     goal = max(1e-5 * tol, 1e-15)
-    point = _swept(problem, problem.at(np.zeros_like(problem.a)), _SWEEPS, goal, effort)
+    start = problem.at(np.zeros_like(problem.a))
+    effort.errors.append((start.error, False))
+    point = _swept(problem, start, _SWEEPS, goal, effort)
     later = _swept(problem, point, _SWEEPS, goal, effort)
     if later.error > goal:
         rate = (later.error / point.error) ** (1.0 / _SWEEPS)
@@ -224,6 +238,7 @@ def _solve_relaxed(
         return W.T, f, g
     problem = SemiDual(cost / lam, a, b, tau)
     start = problem.at(_cooled_potential(cost, a, b, lam, tau, effort) / lam)
+    effort.errors.append((start.error, False))
     point = _climbed(problem, _swept(problem, start, _SWEEPS, tol, effort), tol, effort)
     return point.plan, lam * point.phi, lam * point.psi
 
@@ -248,13 +263,14 @@ def _cooled_potential(
     while ladder[-1] < easy and np.prod(tau_at(ladder[-1])) > 0.8:
         ladder.append(ladder[-1] * _COOLING)
     f: NDArray[np.float64] = cost.min(axis=1) if tau == (1.0, 1.0) else np.zeros_like(a)
-    sweeps = _FIRST_SWEEPS
+    sweeps, noted = _FIRST_SWEEPS, len(effort.errors)
     for temperature in reversed(ladder):
         problem = SemiDual(cost / temperature, a, b, tau_at(temperature))
         point = _swept(problem, problem.at(f / temperature), sweeps, 1e-2, effort)
         if temperature > lam:
             point = _climbed(problem, point, 1e-2, effort, rough=True)
         f, sweeps = temperature * point.phi, _SWEEPS
+    del effort.errors[noted:]  # of other temperatures
     return f
 
 
@@ -266,7 +282,7 @@ def _swept(problem: SemiDual, point: Point, sweeps: int, tol: float, effort: _Ef
         if point.error <= tol and point.worst_ratio <= _ROW_RATIO:
             break
         point = problem.swept(point)
-        effort.n_sinkhorn += 1
+        effort.note(point, newton=False)
     return point
 
 
@@ -280,10 +296,10 @@ def _climbed(problem: SemiDual, point: Point, tol: float, effort: _Effort, *, ro
                 break
             extra -= 1
         stepped, damping = problem.newton(point, damping)
-        effort.n_newton += 1
+        effort.note(point if stepped is None else stepped, newton=True)
         if stepped is None:
             stepped, damping = problem.swept(point), 1e-3
-            effort.n_sinkhorn += 1
+            effort.note(stepped, newton=False)
         point = stepped
     if rough or point.error > tol:
         return point
@@ -291,10 +307,11 @@ def _climbed(problem: SemiDual, point: Point, tol: float, effort: _Effort, *, ro
         if point.error <= 1e-14:
             break
         stepped, damping = problem.newton(point, damping)
-        effort.n_newton += 1
         if stepped is None or stepped.error >= point.error:
+            effort.note(point, newton=True)
             break
         point = stepped
+        effort.note(point, newton=True)
     return point
 
 
@@ -334,7 +351,18 @@ def _finished(
             stacklevel=3,
         )
     return Solution(
-        W, f, g, float(lam), objective, transport_cost, converged, error, effort.n_newton, effort.n_sinkhorn
+        coupling=W,
+        f=f,
+        g=g,
+        lam=float(lam),
+        objective=objective,
+        transport_cost=transport_cost,
+        converged=converged,
+        marginal_error=error,
+        n_newton=effort.n_newton,
+        n_sinkhorn=effort.n_sinkhorn,
+        errors=np.array([value for value, _ in effort.errors], dtype=np.float64),
+        newton=np.array([newton for _, newton in effort.errors], dtype=bool),
     )
 
 

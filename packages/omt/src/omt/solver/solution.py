@@ -41,6 +41,12 @@ class Solution:
     strictly_complementary : bool or None
         For ``lam = 0``: whether potentials exist that are tight only where ``W > 0``, that is, whether ``W`` is the
         only optimal plan (up to rounding). None for ``lam > 0``, where it always is.
+    errors : array [n] or None
+        Marginal error at the start and after each step at the final temperature, relative to the plan's mass where that
+        is below 1; block after block where what is forbidden splits the problem. Empty for ``lam = 0``, None if not
+        recorded.
+    newton : bool array [n] or None
+        Whether the step was Newton's; the others are sweeps, and the start.
     """
 
     coupling: NDArray[np.float64]
@@ -54,3 +60,5 @@ class Solution:
     n_newton: int
     n_sinkhorn: int
     strictly_complementary: bool | None = None
+    errors: NDArray[np.float64] | None = None
+    newton: NDArray[np.bool_] | None = None
