@@ -201,5 +201,5 @@ def test_on_a_generated_course_labels_attain_all_there_is(generated):
 def test_the_table_has_a_row_for_each_way(generated):
     two = lineages.TimeCourse(generated.states[:2], generated.types[:2], generated.descendants)
     rows = lineages.lineage_table(two, seeds=range(1))
-    assert len({row.name for row in rows}) == 9
+    assert len({(row.name, row.tau) for row in rows}) == len(rows) == 9
     assert all(0.5 < value <= 1.0 + 1e-9 for row in rows for value in (*row.attained, *row.share))
