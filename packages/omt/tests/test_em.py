@@ -309,7 +309,7 @@ def test_a_label_with_one_sample_gets_a_finite_component(separated, kind):
     _, X, labels = separated
     names = labels.astype(str).astype(object)
     names[7] = "rare"
-    with pytest.warns(UserWarning, match="labels with one sample: rare; their components take the pooled covariance"):
+    with pytest.warns(UserWarning, match="labels with one sample: rare; what one .* is taken from all samples"):
         fitted = fit_mixture(X, labels=names, covariance=kind)
     k = fitted.names.index("rare")
     np.testing.assert_allclose(fitted.components.means[k], X[7])

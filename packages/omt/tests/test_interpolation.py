@@ -313,7 +313,7 @@ def test_verb_writes_a_file_that_opens(course, tmp_path):
         ({"source": 0, "target": 7, "t": 0.5}, r"target=7 is not in the chain; time there is one of: 0, 1, 2, 3, 4"),
         ({"source": 0, "target": 1, "t": 1.5}, r"t is 1.5; it must be between 0 \(the source\) and 1 \(the target\)"),
         ({"time": 1, "n": 0}, r"n is 0; it must be"),
-        ({"time": 1, "n": 0, "kind": "generate"}, r"n is 0; it must be at least 1"),
+        ({"time": 1, "n": 0, "kind": "generate"}, r"n is 0; it must be a whole number of at least 1"),
         ({"time": 1, "kind": "guess"}, r"kind is 'guess', must be 'move' or 'generate'"),
     ],
 )

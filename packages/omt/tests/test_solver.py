@@ -396,7 +396,7 @@ def test_any_feasible_pattern_converges(problem, seed):
         ({"tau": np.nan}, r"tau is nan; it must be a number in \(0, 1\]"),
         ({"lam": 0.0, "tau": 0.9}, r"tau is \(0\.9, 0\.9\), which needs lam \(or reg\) > 0"),
         ({"tol": 0.0}, r"tol is 0\.0; it must be > 0"),
-        ({"max_iter": 0}, "max_iter is 0; it must be at least 1"),
+        ({"max_iter": 0}, "max_iter is 0; it must be a whole number of at least 1"),
         ({"forbidden": np.zeros((2, 3), bool)}, r"forbidden must be a bool array of shape \(2, 2\), got bool \(2, 3\)"),
         ({"forbidden": np.zeros((2, 2))}, r"forbidden must be a bool array of shape \(2, 2\), got float64"),
     ],

@@ -321,7 +321,7 @@ def test_meta_of_a_saved_transport_is_readable_by_people(pair, tmp_path):
         ({"cost": "manhattan"}, "cost is 'manhattan'; it must be one of w2"),
         ({"cost": -np.ones((4, 5))}, r"reg scales with the mean cost, which is -1 here; give lam"),
         ({"forbidden": np.ones((4, 5), dtype=bool)}, "source component 'a' has no allowed target component"),
-        ({"max_iter": 0}, "max_iter is 0; it must be at least 1"),
+        ({"max_iter": 0}, "max_iter is 0; it must be a whole number of at least 1"),
     ],
 )
 def test_bad_options_are_named(pair, options, message):

@@ -391,6 +391,12 @@ class TransportChain:
                 f"mass has shape {values.shape}; time {self.times[i]:g} has {K} components, "
                 f"so it must be [{K}] or [{K}, c]"
             )
+        if not np.isfinite(values).all():
+            k = int(np.argwhere(~np.isfinite(values))[0, 0])
+            raise ValueError(
+                f"mass of component {self.mixtures[i].names[k]!r} of time {self.times[i]:g} is not finite; give 0 "
+                "where there is none"
+            )
         return values
 
     # ------------------------------------------------------------------------------------------------------ storage
@@ -451,6 +457,8 @@ def _checked_times(times: Sequence[float]) -> tuple[float, ...]:
     values = np.asarray(times)
     if values.ndim != 1 or values.size < 2 or values.dtype.kind not in "iuf":
         raise ValueError(f"times is {times!r}; a chain needs at least two increasing numbers")
+    if not np.isfinite(values).all() and not np.isnan(values).any():
+        raise ValueError(f"times is {times!r}; every time must be finite")
     steps = np.diff(values.astype(np.float64))
     if not np.all(steps > 0.0):
         i = int(np.flatnonzero(~(steps > 0.0))[0])

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from omt.scalars import is_number
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -46,6 +48,9 @@ def logistic(score: ArrayLike, *, lowest: float, highest: float, center: float, 
     """
     from scipy.special import expit
 
+    for name, value in (("lowest", lowest), ("highest", highest), ("center", center), ("width", width)):
+        if not is_number(value) or not np.isfinite(value):
+            raise ValueError(f"{name} is {value!r}; it must be a finite number")
     if not width > 0.0:
         raise ValueError(f"width is {width!r}; it must be > 0")
     rise: NDArray[np.float64] = expit(4.0 / width * (np.asarray(score, dtype=np.float64) - center))

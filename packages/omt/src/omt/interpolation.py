@@ -31,6 +31,7 @@ from omt.pairs.affine import AffineImages, iterate_plans
 from omt.pairs.cost import logarithm
 from omt.pairs.coupled import by_pair
 from omt.pairs.product import product_images
+from omt.scalars import whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -132,16 +133,18 @@ def interpolate(transport: Transport, t: float, *, bridge: bool = False) -> Mixt
 
     t = _checked_time(t)
     P, Q = transport.source, transport.target
+    if t in {0.0, 1.0}:
+        return Q if t else P
     if P.family not in {"gaussian", "lognormal"}:
         raise ValueError(
             f"a {P.family} component half-way to another is no {P.family} component, so there is no mixture to return; "
             "interpolate_samples moves samples of this family"
         )
-    if t in {0.0, 1.0}:
-        return Q if t else P
     masses = pair_masses(transport, t)
     k, l = kept_pairs(transport, t)
     names = tuple(f"{P.names[i]}→{Q.names[j]}" for i, j in zip(k, l, strict=True))
+    if len(set(names)) < len(names):  # names that contain the arrow themselves
+        names = tuple(f"({P.names[i]})→({Q.names[j]})" for i, j in zip(k, l, strict=True))
     weights = masses[k, l] / masses[k, l].sum()
     if P.family == "lognormal":
         inner = _gaussians(logarithm(P), logarithm(Q), k, l, transport.epsilon, t, bridge)
@@ -246,6 +249,8 @@ def moved_samples(
         )
     count = _checked_count(np.shape(X)[0] if n is None else n)
     X = X.tocsr() if hasattr(X, "tocsr") else np.asarray(X)
+    if X.dtype.kind not in "fiub":
+        raise ValueError(f"X has dtype {X.dtype}; it must hold real numbers")
     require_finite(X, 0)
     generator = np.random.default_rng(rng)
     masses = pair_masses(transport, t)
@@ -334,9 +339,7 @@ def _checked_time(t: object) -> float:
 
 
 def _checked_count(n: object) -> int:
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 1:
-        raise ValueError(f"n is {n!r}; it must be a whole number of at least 1")
-    return int(n)
+    return whole(n, "n")
 
 
 def resampled(demand: FloatArray, n: int, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -105,12 +105,12 @@ def transport(
     """
     from omt.growth import checked_growth, grown_weights
     from omt.pairs.cost import component_cost, inner_epsilon
+    from omt.scalars import finite_at_least_zero
     from omt.solver import checked_tau, solve
 
-    if not (np.isfinite(reg) and reg >= 0.0):
-        raise ValueError(f"reg is {reg!r}; it must be a finite number ≥ 0 (0 solves the linear program)")
+    reg = finite_at_least_zero(reg, "reg", " (0 solves the linear program)")
     table = component_cost(P, Q, cost=cost, inner_reg=inner_reg, epsilon=epsilon)
-    temperature = _temperature(table, reg) if lam is None else float(lam)
+    temperature = _temperature(table, reg) if lam is None else finite_at_least_zero(lam, "lam", ", in units of cost")
     grown = None if growth is None else checked_growth(growth, P.K, "growth", P.names)
     solution = solve(
         table,

@@ -189,7 +189,9 @@ class Gaussian:
         between = float((weight @ (means - weight @ means / weight.sum()) ** 2).mean() / weight.sum())
         if average <= 1e-14 * between:
             average = between
-        floor = self.floor * (average if average > 0 else 1.0)
+        rounding = float((4.0 * np.finfo(float).eps * np.abs(means)).max()) ** 2
+        # Of copies of one sample only the last bit of their mean varies.
+        floor = max(self.floor, rounding) if average <= rounding else self.floor * average
         if self.covariance == "spherical":
             pooled = np.asarray(max(float(pooled.mean()), floor))
         elif self.covariance == "diag":

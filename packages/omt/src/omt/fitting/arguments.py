@@ -151,14 +151,15 @@ def checksum_of(supervision: Supervision, weight: FloatArray | None) -> float:
 
 
 def warn_of_single_samples(supervision: Supervision, names: tuple[str, ...] | None) -> None:
-    """Say which labels have one sample, whose covariance is then the pooled one."""
+    """Say which labels have one sample, whose spread (and whatever else one sample cannot tell) is that of all."""
     if supervision.codes is None or names is None or supervision.owner is None:
         return
     counts = np.bincount(supervision.codes[supervision.codes >= 0], minlength=int(supervision.owner.max()) + 1)
     single = [names[k] for k in range(len(names)) if counts[supervision.owner[k]] == 1]
     if single:
         warnings.warn(
-            f"labels with one sample: {', '.join(single)}; their components take the pooled covariance",
+            f"labels with one sample: {', '.join(single)}; what one sample cannot tell of their components (such as "
+            "a covariance) is taken from all samples",
             UserWarning,
             stacklevel=3,
         )

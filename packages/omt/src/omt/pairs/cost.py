@@ -26,6 +26,7 @@ from omt.mixture import check_features
 from omt.pairs.divergences import diagonal_bhattacharyya, gaussian_bhattacharyya, squared_hellinger
 from omt.pairs.gaussian import diagonal_cost, gaussian_cost
 from omt.pairs.product import product_cost
+from omt.scalars import finite_at_least_zero
 
 if TYPE_CHECKING:
     from omt.mixture import Mixture
@@ -169,8 +170,7 @@ def inner_epsilon(
     0.09
     """
     for name, value in (("inner_reg", inner_reg), ("epsilon", 0.0 if epsilon is None else epsilon)):
-        if not (math.isfinite(value) and value >= 0.0):
-            raise ValueError(f"{name} is {value!r}; it must be a finite number ≥ 0")
+        finite_at_least_zero(value, name)
     if epsilon is not None:
         if inner_reg > 0.0:
             raise ValueError(f"give inner_reg ({inner_reg!r}) or epsilon ({epsilon!r}), not both")

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["RefinedTransport", "refine"]
 
 _FORMAT = 1
+_LEAST_REG = 1e-9  # relative temperature below which exponents are rounded away
+_MOST_POINTS = 30_000  # a table between more points needs over 7 GB
 _EASY_REG = 0.02  # relative temperature from which on no hotter one has to be solved first
 _BLOCK_ENTRIES = 1 << 20
 
@@ -268,13 +270,18 @@ def refine(
     (True, True)
     """
     from omt.pairs.cost import logarithm
+    from omt.scalars import is_number
     from omt.solver import ConvergenceWarning
 
     if isinstance(n_points, bool) or not isinstance(n_points, int | np.integer):
         raise TypeError(f"n_points is {n_points!r}; it must be a whole number")
-    if not (np.isfinite(reg) and reg > 0.0):
+    if not is_number(reg) or not (np.isfinite(reg) and reg > 0.0):
         raise ValueError(f"reg is {reg!r}; it must be a finite number > 0, relative to the mean squared distance")
-    if not tol > 0.0 or max_iter < 1:
+    if reg < _LEAST_REG:  # exponents C/ε would be rounded by more than they may err
+        raise ValueError(
+            f"reg is {reg!r}; below {_LEAST_REG:g} float64 cannot tell the plan from rounding, and 0.02 is a good start"
+        )
+    if not is_number(tol) or not is_number(max_iter) or not tol > 0.0 or not max_iter >= 1:
         raise ValueError(f"tol is {tol!r} and max_iter {max_iter!r}; they must be > 0 and ≥ 1")
     if transport.forbidden is not None:
         raise ValueError(
@@ -290,6 +297,11 @@ def refine(
     keeps_mass = transport.balanced and transport.growth is None
     sides = []
     for name, mixture, data, moved in (("X", P, X, W.sum(axis=1)), ("Y", Q, Y, W.sum(axis=0))):
+        if (n_points if data is None else min(n_points, np.shape(data)[0] if np.ndim(data) else 0)) > _MOST_POINTS:
+            raise ValueError(
+                f"n_points is {n_points}; a table of the square of more than {_MOST_POINTS} points does not fit in "
+                "memory, and a few thousand are enough"
+            )
         if data is None:
             if n_points < mixture.K:
                 raise ValueError(

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from omt.scalars import finite_at_least_zero, positive, whole
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
 def checked_tau(tau: ArrayLike) -> tuple[float, float]:
     """Check ``tau`` and return it as a pair (source, target)."""
-    values = np.atleast_1d(np.asarray(tau, dtype=float))
+    try:
+        values = np.atleast_1d(np.asarray(tau, dtype=float))
+    except (TypeError, ValueError):
+        values = np.empty(0)
     if values.shape not in {(1,), (2,)} or not np.all((values > 0.0) & (values <= 1.0)):
         raise ValueError(
             f"tau is {tau!r}; it must be a number in (0, 1] or a pair of them (source, target), 1 = balanced"
@@ -44,15 +49,12 @@ def checked_problem(
             raise ValueError(
                 f"{name}[{where}] is {w[where]}; weights must be finite and > 0, so leave out empty components"
             )
-    if not (np.isfinite(lam) and lam >= 0.0):
-        raise ValueError(f"lam is {lam!r}; it must be a finite number ≥ 0, in units of cost")
+    finite_at_least_zero(lam, "lam", ", in units of cost")
     pair = checked_tau(tau)
     if lam == 0.0 and pair != (1.0, 1.0):
         raise ValueError(f"tau is {pair}, which needs lam (or reg) > 0: a marginal's weight is lam·tau/(1−tau)")
-    if not tol > 0.0:
-        raise ValueError(f"tol is {tol!r}; it must be > 0")
-    if max_iter < 1:
-        raise ValueError(f"max_iter is {max_iter!r}; it must be at least 1")
+    positive(tol, "tol")
+    whole(max_iter, "max_iter")
     if pair == (1.0, 1.0) and not np.isclose(weights[0].sum(), weights[1].sum(), rtol=1e-9, atol=0.0):
         raise ValueError(
             f"a sums to {weights[0].sum():.9g} and b to {weights[1].sum():.9g}: balanced transport needs equal sums; "

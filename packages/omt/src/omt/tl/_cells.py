@@ -28,6 +28,7 @@ __all__ = [
     "group_cells",
     "matrix",
     "model_features",
+    "numbers",
     "obs_column",
     "responsibilities_of",
     "select_columns",
@@ -61,6 +62,15 @@ def obs_column(adata: AnnData, key: str, argument: str) -> Any:
     if key not in adata.obs:
         raise KeyError(f"{argument}={key!r}: adata.obs has no such column; columns are: {_listed(adata.obs.columns)}")
     return adata.obs[key]
+
+
+def numbers(values: Any, name: str) -> Array:
+    """Return `values` as numbers; `name` is what the caller calls them."""
+    try:
+        result: Array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} does not hold numbers: {error}") from error
+    return result
 
 
 def group_cells(adata: AnnData, groupby: str, argument: str = "groupby") -> Groups:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from omt.tl._assign import CHUNK
-from omt.tl._cells import obs_column, select_columns
+from omt.tl._cells import numbers, obs_column, select_columns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -132,9 +132,9 @@ def cell_sizes(
         return "total", float(totals[rows].mean())
     if isinstance(size_factors, str):
         name = f"adata.obs[{size_factors!r}]"
-        given = obs_column(adata, size_factors, "size_factors").to_numpy(dtype=np.float64)
+        given = numbers(obs_column(adata, size_factors, "size_factors"), name)
     else:
-        name, given = "size_factors", np.asarray(size_factors, dtype=np.float64)
+        name, given = "size_factors", numbers(size_factors, "size_factors")
     if given.shape != (adata.n_obs,):
         raise ValueError(
             f"size_factors has shape {given.shape}; it must be 'total', a column of obs, or [{adata.n_obs}]"

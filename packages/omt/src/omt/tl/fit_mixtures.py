@@ -10,7 +10,7 @@ import numpy as np
 from omt.grouped import GroupedMixtures, group_label
 from omt.io import write_uns
 from omt.tl._assign import assign, cells, is_missing
-from omt.tl._cells import Groups, features, group_cells, matrix, obs_column, soft_labels, start_copy
+from omt.tl._cells import Groups, features, group_cells, matrix, numbers, obs_column, soft_labels, start_copy
 from omt.tl._counts import COUNT_FAMILIES, SIZED_FAMILIES, cell_sizes, expressed
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ def _check_groups(groups: Groups, groupby: str, needed: int) -> None:
 
 
 def _weights(adata: AnnData, key: str) -> Array:
-    weights = obs_column(adata, key, "sample_weight").to_numpy(dtype=np.float64)
+    weights = numbers(obs_column(adata, key, "sample_weight"), f"adata.obs[{key!r}]")
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights > 0)))
     if len(bad):
         raise ValueError(

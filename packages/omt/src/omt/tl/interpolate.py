@@ -8,6 +8,7 @@ import numpy as np
 
 from omt.grouped import group_label
 from omt.io import read_uns
+from omt.scalars import is_number, whole
 from omt.tl._cells import cells_of, features
 
 if TYPE_CHECKING:
@@ -113,9 +114,7 @@ def generated_cells(
         points, sources, targets = moved.points, moved.source, moved.target
         obs = {"omt_origin": np.asarray(cells.obs_names)[rows][moved.origin]}
     else:
-        count = 2000 if n is None else n
-        if count < 1:
-            raise ValueError(f"n is {n!r}; it must be at least 1")
+        count = 2000 if n is None else whole(n, "n")
         points, sources, targets = _drawn(plan, share, count, bridge, rng)
         obs = {}
     table = pd.DataFrame(
@@ -150,11 +149,13 @@ def _place(
         return step, share, float(time)
     if source is None or target is None or t is None:
         raise ValueError("say when: time=, or source=, target= and t= (how far from one to the other, 0 to 1)")
+    if not is_number(t) or not 0.0 <= t <= 1.0:
+        raise ValueError(f"t is {t!r}; it must be between 0 (the source) and 1 (the target)")
     i = model.order.index(model.position(source, "source"))
     j = model.order.index(model.position(target, "target"))
     if j != i + 1:
         raise ValueError(f"source={source!r} and target={target!r} must be neighbours in the chain: {chain}")
-    if isinstance(groups[i], float) and isinstance(groups[j], float) and 0.0 <= t <= 1.0:
+    if isinstance(groups[i], float) and isinstance(groups[j], float):
         return i, t, (1.0 - t) * float(groups[i]) + t * float(groups[j])
     return i, t, f"{group_label(groups[i])}→{group_label(groups[j])}"
 

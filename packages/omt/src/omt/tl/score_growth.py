@@ -128,6 +128,10 @@ def score_growth(
 def _columns(adata: AnnData, genes: Sequence[str], name: str) -> NDArray[np.int64]:
     """Places of the genes of a set that are there."""
     wanted = list(dict.fromkeys([genes] if isinstance(genes, str) else genes))
+    if not wanted:
+        raise ValueError(f"{name} names no genes; give at least one")
+    if not adata.var_names.is_unique:
+        raise ValueError("adata.var_names are not unique; call adata.var_names_make_unique() first")
     where = adata.var_names.get_indexer(wanted)
     found = where[where >= 0]
     missing = [gene for gene, place in zip(wanted, where, strict=True) if place < 0]
