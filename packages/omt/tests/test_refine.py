@@ -347,3 +347,14 @@ def test_stored_arrays_that_do_not_fit_are_refused(plan):
 def test_names_of_components_do_not_matter(plan):
     renamed = omt.transport(replace(plan.source, names=tuple("abcd")), plan.target)
     np.testing.assert_array_equal(renamed.refine(60).g, plan.refine(60).g)
+
+
+@pytest.mark.parametrize("family", ["poisson", "exponential"])
+def test_images_of_features_with_bounds_stay_inside_by_default(family):
+    rates = np.array([[0.3, 2.0], [4.0, 0.5]])
+    P, Q = (omt.Mixture.from_params(family, [0.5, 0.5], rates=r) for r in (rates, rates[::-1] * 2.0))
+    refined = omt.transport(P, Q).refine(300)
+    X = P.sample(200, 0)
+    assert refined.map(X).min() >= 0.0
+    np.testing.assert_array_equal(refined.map(X), refined.map(X, debias=False))
+    assert type(refined).from_dict(refined.to_dict()).bounded

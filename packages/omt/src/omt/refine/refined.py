@@ -64,6 +64,8 @@ class RefinedTransport:
         Sweeps and Newton steps of the solver.
     logarithmic : bool
         Whether points and cost are on the logarithm of the features, as for log-normal mixtures.
+    bounded : bool
+        Whether features have bounds, as counts and positive numbers do. A debiased image may cross them.
     """
 
     source_points: FloatArray
@@ -79,6 +81,7 @@ class RefinedTransport:
     n_sweeps: int
     n_newton: int
     logarithmic: bool = False
+    bounded: bool = False
 
     def __repr__(self) -> str:
         n, d = self.source_points.shape
@@ -93,7 +96,7 @@ class RefinedTransport:
         """Whether the marginal error is at most the tolerance."""
         return self.marginal_error <= self.tol
 
-    def map(self, X: ArrayLike, *, debias: bool = True) -> FloatArray:
+    def map(self, X: ArrayLike, *, debias: bool | None = None) -> FloatArray:
         """Map samples, also new ones.
 
         The entropic map ``T_ε(x)`` is the mean of the target points under the plan extended to ``x``. The temperature
@@ -104,8 +107,9 @@ class RefinedTransport:
         ----------
         X : array [N, d]
             Samples.
-        debias : bool
-            False gives ``T_ε`` itself, whose images stay within the convex hull of the target points.
+        debias : bool, optional
+            False gives ``T_ε`` itself, whose images stay within the convex hull of the target points. By default true,
+            except for :attr:`bounded` features.
 
         Returns
         -------
@@ -135,7 +139,7 @@ class RefinedTransport:
                 raise ValueError(f"X is {points[row, column]:g} at row {row}, column {column}; it must be positive")
             points = np.log(points)
         image = _mean_partner(points, self.target_points, self.target_weights, self.g, self.epsilon)
-        if debias:
+        if not self.bounded if debias is None else debias:
             own = _mean_partner(points, self.source_points, self.source_weights, self.self_potential, self.epsilon)
             image += points - own
         return np.exp(image) if self.logarithmic else image
@@ -330,7 +334,8 @@ def refine(
             stacklevel=3,
         )
     h = self_potential(_cost(x, x), a, epsilon, tol)
-    return RefinedTransport(x, a, y, b, f, g, h, epsilon, error, tol, sweeps, steps, logarithmic)
+    bounded = P.family not in {"gaussian", "lognormal"}
+    return RefinedTransport(x, a, y, b, f, g, h, epsilon, error, tol, sweeps, steps, logarithmic, bounded)
 
 
 def _sampled(
