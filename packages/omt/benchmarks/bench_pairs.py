@@ -10,9 +10,9 @@ every pair, the fastest that the formula allows in NumPy. Maps are built for a c
 an unregularised plan has.
 
 Families of counts (``--genes``): *POT pmf* is ``ot.emd2_1d``, one gene and pair of components at a time, between
-probabilities of SciPy whose own time is not counted. It is timed on ``--peer-calls`` of them, checked to give the same
-costs, and its time is scaled up to all. What no method can do without is to read the rates: *table* is one
-pass over all pairs of rates, the squared distances of their means.
+probabilities of SciPy whose own time is not counted. It is timed on ``--peer-calls`` genes of one pair, checked to give
+the same cost, and its time is scaled up to all. What no method can do without is to read the rates: *table* is one pass
+over all pairs of rates, the squared distances of their means.
 """
 
 from __future__ import annotations

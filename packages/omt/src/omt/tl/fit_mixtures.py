@@ -146,6 +146,7 @@ def fit_mixtures(
     >>> cells.obsm["X_omt_map"].columns[0]
     'gene0'
     """
+    from omt.fitting.arguments import family_named
     from omt.fitting.checkpoint import kept_files, remove_files
     from omt.fitting.em import fit_mixture
 
@@ -154,7 +155,7 @@ def fit_mixtures(
         raise ValueError(
             f"labels={labels!r} and responsibilities={responsibilities!r} both define the components; give one of them"
         )
-    name = family if isinstance(family, str) else family.name
+    name = family_named(family, covariance, None).name
     column = None if labels is None else obs_column(adata, labels, "labels").astype(object)
     soft = None if responsibilities is None else soft_labels(adata, responsibilities)
     weights = None if sample_weight is None else _weights(adata, sample_weight)
@@ -290,10 +291,10 @@ def _recipe(family: Any, sizes: Any, reference: float | None, rows: NDArray[np.i
     """The family with the size factors of the cells at `rows`, on one scale for all groups."""
     if sizes is None:
         return family
-    from omt.fitting.arguments import family_named
-
     if rows is None and not isinstance(sizes, str):
         raise ValueError("budget= cannot be combined with given size factors; use size_factors='total'")
+    from omt.fitting.arguments import family_named
+
     recipe = family_named(family, "full", sizes if isinstance(sizes, str) else sizes[rows])
     return replace(cast("Any", recipe), reference=reference)
 
