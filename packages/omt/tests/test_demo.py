@@ -66,6 +66,7 @@ def test_digit_pictures_are_images_of_the_target_digits():
     assert set(result.plan.target.names) == {"5", "6", "7", "8", "9"}
 
 
+@pytest.mark.timeout(600)
 def test_demo_with_one_seed_reaches_its_targets_and_writes_its_pictures(tmp_path):
     done = subprocess.run(
         [

@@ -193,14 +193,6 @@ class SizedFamily(Protocol):
         """Add samples ``X [n, d]`` of the given sizes ``[n]`` to the statistics, in place."""
 
 
-class CostlyFamily(Protocol):
-    """Recipe of a family that leaves the search for a good start to a cheaper one."""
-
-    @property
-    def starter(self) -> Family:
-        """Recipe on the same samples and sizes whose responsibilities are worth starting from."""
-
-
 def bregman_kl(p: Components, q: Components) -> FloatArray:
     """Kullback-Leibler divergences between components of one family, from its log-partition alone.
 

@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from omt.families.base import Family, FloatArray, Prior, Statistics
+from omt.families.base import FloatArray, Prior, Statistics
 from omt.families.conjugate import ConjugateFamily, check_shrinkage
-from omt.families.counts_fit import Poisson
 from omt.families.embedding import embed_counts
 from omt.families.negative_binomial import NegativeBinomialComponents, checked_dispersion, shrinkages
 from omt.families.product import transposed_times
@@ -91,11 +90,6 @@ class NegativeBinomial(ConjugateFamily):
     def one_step(self) -> bool:
         """Whether one M-step is the whole maximisation: without size factors."""
         return self.size_factors is None
-
-    @property
-    def starter(self) -> Family:
-        """With size factors Poisson, whose sweeps are sparse products alone; this family itself without."""
-        return self if self.one_step else Poisson(self.size_factors, self.reference, self.shrinkage)
 
     def with_sizes(self, totals: FloatArray) -> tuple[Self, FloatArray | None]:
         """The recipe with its reference, and the size of each sample, for data with these totals ``[N]``."""

@@ -124,22 +124,6 @@ def grow(data: Data, family: Family, state: State, seed: int, bar: Progress, fea
     return _from_responsibilities(data, family, wider, bar, "more components")
 
 
-def continued(data: Data, family: Family, model: Model, bar: Progress) -> State:
-    """State of a family after some EM iterations from the responsibilities of a model of another family.
-
-    Parameters
-    ----------
-    data, family
-        Samples in memory, without supervision, and the recipe to go on with.
-    model
-        Mixture whose responsibilities are taken over.
-    bar
-        Where progress goes.
-    """
-    X = data.source.take(np.arange(data.N), data.dtype)
-    return _from_responsibilities(data, family, _responsibilities(data, X, model), bar, "from the starter")
-
-
 def _responsibilities(data: Data, X: Any, model: Model) -> NDArray[Any]:
     scores = log_densities(data, model.components, slice(0, data.N), X)
     return Supervision().assign(scores, np.log(model.weights), slice(0, data.N))[0]

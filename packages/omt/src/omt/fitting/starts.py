@@ -13,7 +13,7 @@ from omt.families.base import Family
 from omt.fitting.iterate import State, batch
 from omt.fitting.progress import Progress
 from omt.fitting.seeding import kmeans_labels
-from omt.fitting.splitmerge import continued, improve
+from omt.fitting.splitmerge import improve
 from omt.fitting.supervision import Supervision
 from omt.fitting.sweeps import Data, start, sweep
 
@@ -79,15 +79,7 @@ def first_model(
 
 
 def best_start(small: Data, family: Family, K: int, n_init: int, seed: int, bar: Progress) -> State:
-    """The best of ``n_init`` short runs on samples in memory, after splits and mergers.
-
-    A costly family leaves the runs to its starter, goes on from the starter's responsibilities, and then splits and
-    merges by its own likelihood.
-    """
-    starter: Family = getattr(family, "starter", family)
-    if starter is not family:
-        found = best_start(small, starter, K, n_init, seed, bar)
-        return improve(small, family, continued(small, family, found.model, bar), seed, bar)
+    """The best of ``n_init`` short runs on samples in memory, after splits and mergers."""
     best: State | None = None
     samples = family.features(small.source.take(np.arange(small.N), small.dtype), seed)
     for attempt in range(n_init):
