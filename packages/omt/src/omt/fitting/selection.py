@@ -28,7 +28,7 @@ from omt.fitting.splitmerge import grow, improve
 from omt.fitting.starts import best_start, rows_of, subsample
 from omt.fitting.sweeps import Data, log_densities
 from omt.report import ComponentCurve
-from shared_core.budget import InfeasibleBudgetError, solve_mckp
+from shared_core import InfeasibleBudgetError, solve_mckp
 
 Criterion: TypeAlias = Literal["bic", "icl"]
 CRITERIA = ("bic", "icl")
