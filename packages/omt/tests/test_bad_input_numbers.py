@@ -144,5 +144,91 @@ def test_a_gene_that_occurs_twice_has_no_score() -> None:
 
 
 def test_a_rate_of_birth_that_is_nan_is_refused() -> None:
-    with pytest.raises(ValueError, match="lowest is nan; it must be a finite number"):
+    with pytest.raises(ValueError, match=r"^beta_min is nan; it must be a finite number"):
         birth_death_rate([0.0], [0.0], beta_min=np.nan)
+
+
+@pytest.mark.parametrize("name", ["beta_min", "beta_width", "delta_max", "delta_center"])
+def test_a_growth_curve_is_refused_by_the_name_that_the_caller_gave(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name} is nan; it must be a finite number"):
+        omt.tl.score_growth(cells(), ["0", "1"], ["2", "3"], **{name: np.nan})
+
+
+def test_an_infinite_tolerance_is_refused() -> None:
+    with pytest.raises(ValueError, match="tol is inf; it must be a finite number > 0"):
+        omt.transport(P, Q, tol=np.inf)
+    with pytest.raises(ValueError, match="tol is inf and max_iter 500; they must be"):
+        omt.transport(P, Q).refine(tol=np.inf)
+
+
+@pytest.mark.parametrize("value", [-1, "x", 1.5, True, [1, 2]], ids=str)
+@pytest.mark.parametrize("where", ["fit", "sample", "map", "refine", "samples", "cells", "map_to", "bootstrap", "data"])
+def test_what_is_no_seed_is_refused_by_name(where: str, value: Any) -> None:
+    plan, adata = omt.transport(P, Q), cells()
+    omt.tl.fit_mixtures(adata, "time", n_components=2, progress=False)
+    omt.tl.transport(adata, time_key="time")
+    calls: dict[str, Any] = {
+        "fit": lambda: omt.fit_mixture(X, 2, random_state=value),
+        "sample": lambda: P.sample(3, value),
+        "map": lambda: plan.map(X, kind="sample", rng=value),
+        "refine": lambda: plan.refine(n_points=20, seed=value),
+        "samples": lambda: plan.interpolate_samples(X, 0.5, rng=value),
+        "cells": lambda: omt.tl.interpolate(adata, time=0.5, n=3, random_state=value),
+        "map_to": lambda: omt.tl.map_to(adata, 0, 1, kind="sample", random_state=value),
+        "bootstrap": lambda: omt.tl.bootstrap(adata, 3, random_state=value),
+        "data": lambda: omt.datasets.branching_process(10, random_state=value),
+    }
+    with pytest.raises(
+        ValueError, match=rf"(random_state|rng|seed) is {re.escape(repr(value))}; it must be an integer"
+    ):
+        calls[where]()
+
+
+def test_one_component_sends_all_its_mass_by_the_weights_of_the_target() -> None:
+    one = omt.Mixture.from_gaussians([1.0], [[0.0, 0.0]], np.eye(2)[None])
+    np.testing.assert_allclose(omt.transport(one, Q).coupling, Q.weights[None], atol=1e-12)
+
+
+def test_mixtures_of_two_families_have_no_plan() -> None:
+    counts = omt.Mixture.from_params("poisson", [1.0], rates=[[1.0, 2.0]])
+    with pytest.raises(ValueError, match="source is a mixture of family 'gaussian' and target of 'poisson'"):
+        omt.transport(P, counts)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b["pairs"].clear(), r"adata.uns\['omt'\]\['bootstrap'\] was not written by omt, or is damaged"),
+        (lambda b: b["pairs"]["0->1"].pop("verdict"), "was not written by omt, or is damaged .KeyError: 'verdict'"),
+        (
+            lambda b: b["pairs"]["0->1"]["forward"].update(lower=np.zeros((1, 1))),
+            r"forward/lower of adata.uns\['omt'\]\['bootstrap'\] has shape \(1, 1\); the plan needs \(2, 2\)",
+        ),
+    ],
+)
+def test_an_edited_bootstrap_is_refused(change: Any, message: str) -> None:
+    adata = cells()
+    omt.tl.fit_mixtures(adata, "time", n_components=2, progress=False)
+    omt.tl.transport(adata, time_key="time")
+    omt.tl.bootstrap(adata, 3, progress=False)
+    change(adata.uns["omt"]["bootstrap"])
+    with pytest.raises(ValueError, match=message):
+        omt.pl.transitions(adata, 0, 1, show_ci=True, show=False)
+
+
+def test_a_bootstrap_on_other_features_is_refused() -> None:
+    adata = cells()
+    omt.tl.fit_mixtures(adata, "time", n_components=2, progress=False)
+    omt.tl.transport(adata, time_key="time")
+    adata.obsm["X_pca"] = adata.obsm["X_pca"][:, :1]
+    with pytest.raises(ValueError, match="'X_pca' has 1 features here and had 2 when the mixtures were fitted"):
+        omt.tl.bootstrap(adata, 3, progress=False)
+
+
+def test_names_with_underscores_are_no_numbers() -> None:
+    adata = cells()
+    adata.obs["name"] = ["1_0" if i % 2 else "10" for i in range(60)]
+    omt.tl.fit_mixtures(adata, "time", n_components=2, progress=False)
+    omt.tl.transport(adata, time_key="time")
+    omt.tl.push(adata, 0, 1, data="name", subset="10")
+    assert (adata.obs.loc[(adata.obs["time"] == 0) & (adata.obs["name"] == "1_0"), "omt_push"] == 0.0).all()

@@ -9,10 +9,10 @@ import ot
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 from omt.pairs.comonotone import count_cost, count_draw, count_mean
-from omt.pairs.countlaws import CountLaws, lower_table, tails, upper_table, windows
+from omt.pairs.countlaws import CountLaws, log_pmf, lower_table, tails, upper_table, windows
 from omt.pairs.positive import gamma_cost, gamma_map
 
 
@@ -257,3 +257,20 @@ def test_gamma_map_is_finite_and_rises_where_tails_underflow():
     image = gamma_map(x, np.array(2.0), np.array(1.0), np.array(0.7), np.array(3.0))
     assert np.isfinite(image).all()
     assert (np.diff(image) >= 0.0).all()
+
+
+@pytest.mark.parametrize(("p", "q"), [((1e-8, 0.0), (1e4, 0.0)), ((0.3, 0.3), (2e3, 0.0)), ((5e3, 1e-6), (1e4, 0.5))])
+def test_cost_of_laws_so_far_apart_that_one_underflows_where_the_other_lives(p, q):
+    counts = np.arange(int(max(peer(*p).isf(1e-15), peer(*q).isf(1e-15))) + 1.0)
+    F, G = peer(*p).cdf(counts), peer(*q).cdf(counts)
+    levels = np.unique(np.concatenate([[0.0], F, G, [1.0]]))
+    middle = 0.5 * (levels[1:] + levels[:-1])
+    gap = np.searchsorted(F, middle) - np.searchsorted(G, middle)
+    assert count_cost(law(*p), law(*q))[0] == pytest.approx(np.diff(levels) @ gap.astype(float) ** 2, rel=1e-6)
+
+
+def test_log_probability_of_a_nearly_poisson_law_keeps_its_digits():
+    x, phi = 10_300.0, 1e-9
+    exact = np.log1p(phi * np.arange(x)).sum() - special.gammaln(x + 1.0) + x * np.log(1e4)
+    exact -= (x + 1.0 / phi) * np.log1p(phi * 1e4)
+    assert log_pmf(np.array([x]), law(1e4, phi))[0] == pytest.approx(exact, abs=1e-9)

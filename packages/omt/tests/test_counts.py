@@ -450,3 +450,16 @@ def test_rising_factorials_are_sums_of_logarithms(phi):
 def test_factorials_are_right_on_both_sides_of_the_table():
     x = np.array([0.0, 1.0, 1023.0, 1024.0, 1e6])
     np.testing.assert_allclose(log_factorials(x), special.gammaln(x + 1), rtol=1e-14)
+
+
+@pytest.mark.parametrize("spread", [1.0, 60.0, 400.0])
+def test_sums_with_sizes_are_those_of_all_samples_however_certain_the_responsibilities(spread):
+    rng = np.random.default_rng(0)
+    X, size = rng.poisson(1.0, (200, 30)).astype(float), rng.lognormal(0.0, 0.5, 200)
+    R = special.softmax(spread * rng.normal(size=(200, 6)), axis=1)
+    means = rng.gamma(2.0, 1.0, (6, 30))
+    family = NegativeBinomial(dispersion=0.3, size_factors=size)
+    statistics = family.empty(6, 30, NegativeBinomialComponents(means, 0.3).centre())
+    family.accumulate(statistics, sparse.csr_array(X), R, size=size)
+    wanted = np.einsum("nk,ng,nkg->kg", R, X, 1.0 / (1.0 + 0.3 * size[:, None, None] * means))
+    np.testing.assert_allclose(statistics.sums["shrunk"], wanted, rtol=1e-12)

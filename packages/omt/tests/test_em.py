@@ -21,6 +21,7 @@ from sklearn.mixture import GaussianMixture
 from omt.families import Gaussian
 from omt.families.gaussian import COVARIANCE_TYPES
 from omt.fitting.em import em_step, fit_mixture
+from omt.fitting.sweeps import Model
 from omt.mixture import Mixture
 
 SKLEARN_TYPES = ["full", "tied", "diag", "spherical"]
@@ -302,6 +303,12 @@ def test_objective_with_partial_soft_labels_never_falls(overlapping):
     history = fit_mixture(overlapping, responsibilities=R, tol=1e-6, max_iter=1000).report.history
     assert len(history) > 3
     assert np.diff(history).min() >= -1e-10
+
+
+def test_a_component_that_lost_its_samples_gets_none_without_a_warning():
+    with np.errstate(divide="raise"):
+        logs = Model(np.array([0.25, 0.75, 0.0]), Gaussian()).log_weights
+    assert np.exp(logs).tolist() == pytest.approx([0.25, 0.75, 0.0])
 
 
 @pytest.mark.parametrize("kind", COVARIANCE_TYPES)

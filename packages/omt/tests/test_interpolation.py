@@ -231,7 +231,8 @@ def test_counts_move_through_their_comonotone_plan():
 
 def test_count_mixtures_have_no_mixture_in_between():
     P = omt.Mixture.from_params("poisson", [1.0], rates=[[3.0]])
-    with pytest.raises(ValueError, match=r"half-way to another is no poisson component.* interpolate_samples moves"):
+    message = r"half-way between two poisson components there is no poisson component.* interpolate_samples moves"
+    with pytest.raises(ValueError, match=message):
         omt.transport(P, P).interpolate(0.5)
 
 

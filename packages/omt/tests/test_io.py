@@ -201,8 +201,8 @@ def test_times_are_cut_at_the_lower_edge_and_named_by_the_middle():
     ("edges", "message"),
     [
         ("0,ten", "must be numbers separated by commas"),
-        ("5", "at least two rising numbers"),
-        ("5,4", "at least two rising numbers"),
+        ("5", "at least two rising, finite numbers"),
+        ("5,4", "at least two rising, finite numbers"),
     ],
 )
 def test_bad_edges_are_refused(edges, message):

@@ -316,6 +316,11 @@ def test_a_number_of_points_that_is_not_whole_is_refused(plan):
         plan.refine(10.5)
 
 
+def test_samples_given_by_position_are_refused_with_how_to_give_them(plan):
+    with pytest.raises(TypeError, match=r"n_points is an array; .* give samples by name, refine\(X=X, Y=Y\)"):
+        plan.refine(np.zeros((5, 2)), np.zeros((5, 2)))
+
+
 def test_forbidden_transitions_cannot_be_refined(plan):
     forbidden = np.zeros((4, 5), dtype=bool)
     forbidden[0, 0] = True

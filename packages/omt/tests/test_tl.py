@@ -466,3 +466,12 @@ def test_a_verb_before_transport_says_what_to_run(raw, verb):
     omt.tl.fit_mixtures(raw, "time", n_components=2, use_rep="X_state")
     with pytest.raises(KeyError, match=r"run omt.tl.transport first"):
         getattr(omt.tl, verb)(raw, 0, 1)
+
+
+def test_a_warning_of_a_fit_names_its_group():
+    adata, _ = omt.datasets.branching_process(50, random_state=0)
+    types = adata.obs["cell_type"].astype(object)
+    types.iloc[60] = "rare"  # of time 1
+    adata.obs["types"] = types
+    with pytest.warns(UserWarning, match=r"labels with one sample: rare; .* \(time 1\)$"):
+        omt.tl.fit_mixtures(adata, "time", labels="types", use_rep="X_state")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omt.generators import ConvexPotential, convex_potential, moving_clusters
+from omt.scalars import checked_seed
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -182,7 +183,7 @@ def known_map(
     >>> problem.map(X, k).shape
     (5, 4)
     """
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(checked_seed(random_state))
     K, D = n_components, n_features
     weights = rng.uniform(0.5, 1.5, size=K)
 
@@ -284,7 +285,7 @@ def branching_process(
 
     if n_features < 5:
         raise ValueError(f"n_features is {n_features}, must be at least 5: the tree needs five directions")
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(checked_seed(random_state))
     composition = [_START]
     for _ in range(1, n_times):
         descendants = (composition[-1] * _GROWTH) @ _TRANSITION
@@ -381,7 +382,7 @@ def perturbed_counts(
         raise ValueError(
             f"n_responding is {n_responding} and n_genes {n_genes}; give at most as many as there are genes"
         )
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(checked_seed(random_state))
     K, G = n_types, n_genes
     means = np.exp(rng.normal(-0.5, 1.0, size=G)) * np.exp(0.2 * rng.standard_normal((K, G)))
     order = rng.permutation(G)

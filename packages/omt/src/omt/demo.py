@@ -151,7 +151,6 @@ def _draw(out: Path, *, with_cells: bool) -> list[str]:
         else:
             pl.transitions(adata, 0, 2, show=False, save=out / "transitions.png")
         _draw_digits(out / "digits.png")
-        plt.close("all")
     finally:
         plt.switch_backend(backend)
     return [*names, "transitions.png", "digits.png"]
@@ -178,4 +177,4 @@ def _draw_digits(path: Path) -> None:
             ax.set_yticks([])
         axes[row, 0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
     figure.suptitle("Digits 0-4 mapped onto 5-9", fontsize=10)
-    finish(axes[0, 0], show=False, save=path, name="digits")
+    finish(axes[0, 0], show=False, save=path, name="digits", fresh=True)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from omt.scalars import checked_seed
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -76,7 +78,7 @@ def convex_potential(n_features: int = 2, *, n_targets: int = 6, random_state: i
     >>> problem.map(X).shape
     (5, 2)
     """
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(checked_seed(random_state))
     targets = 3.0 * rng.standard_normal((n_targets, n_features))
     return ConvexPotential(
         means=2.0 * rng.standard_normal((3, n_features)),
@@ -113,7 +115,7 @@ def moving_clusters(n_cells: int = 400, *, n_features: int = 3, random_state: in
     """
     if n_features < 2:
         raise ValueError(f"n_features is {n_features}, must be at least 2")
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(checked_seed(random_state))
     # Where each stream starts and ends, in the first two axes; the first two streams start as one cluster.
     start = np.zeros((4, n_features))
     start[:, :2] = [[0.0, 0.0], [0.0, 0.0], [6.0, 0.0], [0.0, 6.0]]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from omt.scalars import checked_seed
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -188,7 +190,7 @@ class GroupedMixtures:
         P, Q, W = self.mixtures[source], self.mixtures[target], self.joint(source, target)
         epsilon = float(self.transports[self.order.index(source)].epsilon)
         if kind == "sample":
-            return maps.sample_map(X, P, Q, W, epsilon, np.random.default_rng(random_state))
+            return maps.sample_map(X, P, Q, W, epsilon, np.random.default_rng(checked_seed(random_state)))
         return (maps.barycentric_map if kind == "barycentric" else maps.mode_map)(X, P, Q, W, epsilon)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from omt.scalars import is_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -48,13 +48,18 @@ def logistic(score: ArrayLike, *, lowest: float, highest: float, center: float, 
     """
     from scipy.special import expit
 
-    for name, value in (("lowest", lowest), ("highest", highest), ("center", center), ("width", width)):
-        if not is_number(value) or not np.isfinite(value):
-            raise ValueError(f"{name} is {value!r}; it must be a finite number")
-    if not width > 0.0:
-        raise ValueError(f"width is {width!r}; it must be > 0")
+    _check_curve({"lowest": lowest, "highest": highest, "center": center, "width": width})
     rise: NDArray[np.float64] = expit(4.0 / width * (np.asarray(score, dtype=np.float64) - center))
     return lowest + (highest - lowest) * rise
+
+
+def _check_curve(given: Mapping[str, Any]) -> None:
+    """Refuse what is no logistic curve, by the names that the caller knows its numbers by; the last is the width."""
+    for name, value in given.items():
+        if not is_number(value) or not np.isfinite(value):
+            raise ValueError(f"{name} is {value!r}; it must be a finite number")
+    if not value > 0.0:
+        raise ValueError(f"{name} is {value!r}; it must be > 0")
 
 
 def birth_death_rate(
@@ -104,6 +109,10 @@ def birth_death_rate(
     >>> birth_death_rate([2.0, 0.25, -2.0], [-2.0, 0.1, 2.0]).round(2).tolist()
     [4.06, 1.0, 0.25]
     """
+    beta = {"beta_min": beta_min, "beta_max": beta_max, "beta_center": beta_center, "beta_width": beta_width}
+    delta = {"delta_min": delta_min, "delta_max": delta_max, "delta_center": delta_center, "delta_width": delta_width}
+    _check_curve(beta)
+    _check_curve(delta)
     birth = logistic(proliferation, lowest=beta_min, highest=beta_max, center=beta_center, width=beta_width)
     death = logistic(apoptosis, lowest=delta_min, highest=delta_max, center=delta_center, width=delta_width)
     rate: NDArray[np.float64] = np.exp(birth - death)

@@ -31,7 +31,7 @@ from omt.pairs.affine import AffineImages, iterate_plans
 from omt.pairs.cost import logarithm
 from omt.pairs.coupled import by_pair
 from omt.pairs.product import product_images
-from omt.scalars import whole
+from omt.scalars import generator, whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -137,8 +137,8 @@ def interpolate(transport: Transport, t: float, *, bridge: bool = False) -> Mixt
         return Q if t else P
     if P.family not in {"gaussian", "lognormal"}:
         raise ValueError(
-            f"a {P.family} component half-way to another is no {P.family} component, so there is no mixture to return; "
-            "interpolate_samples moves samples of this family"
+            f"half-way between two {P.family} components there is no {P.family} component, so no mixture can be "
+            "returned; interpolate_samples moves samples of this family"
         )
     masses = pair_masses(transport, t)
     k, l = kept_pairs(transport, t)
@@ -252,26 +252,26 @@ def moved_samples(
     if X.dtype.kind not in "fiub":
         raise ValueError(f"X has dtype {X.dtype}; it must hold real numbers")
     require_finite(X, 0)
-    generator = np.random.default_rng(rng)
+    random = generator(rng)
     masses = pair_masses(transport, t)
     relative = masses / P.weights[:, None]
     membership = np.asarray(P.responsibilities(X)) * relative.sum(axis=1)
     demand = membership.sum(axis=1)
     if not demand.sum() > 0.0:
         raise ValueError("X belongs only to source components from which nothing is transported")
-    origin = resampled(demand, count, generator)
-    source = drawn(membership[origin], generator)
-    target = drawn(relative[source], generator)
+    origin = resampled(demand, count, random)
+    source = drawn(membership[origin], random)
+    target = drawn(relative[source], random)
     start = X[origin]
     start = np.asarray(start.toarray() if hasattr(start, "toarray") else start, dtype=np.float64)
     if t == 0.0:
         return MovedSamples(start, origin, source, target)
     noisy = bridge or transport.epsilon == 0.0 or t == 1.0
-    partner = _partners(transport, start, source, target, generator if noisy else None)
+    partner = _partners(transport, start, source, target, random if noisy else None)
     logarithmic = P.family == "lognormal"
     points = (1.0 - t) * (np.log(start) if logarithmic else start) + t * partner
     if bridge and transport.epsilon > 0.0:
-        points += np.sqrt(0.5 * t * (1.0 - t) * transport.epsilon) * generator.standard_normal(points.shape)
+        points += np.sqrt(0.5 * t * (1.0 - t) * transport.epsilon) * random.standard_normal(points.shape)
     return MovedSamples(np.exp(points) if logarithmic else points, origin, source, target)
 
 

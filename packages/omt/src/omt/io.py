@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from omt.archive import rebuilding
-from omt.grouped import GroupedMixtures
+from omt.grouped import GroupedMixtures, group_label
 
 if TYPE_CHECKING:
     import os
@@ -69,7 +69,7 @@ def from_dict(stored: Mapping[str, Any]) -> GroupedMixtures:
     from omt.transport import Transport
 
     version = stored.get("format")
-    if version is None or int(version) != FORMAT:
+    if str(version) != str(FORMAT):
         raise ValueError(
             f"omt results are stored in format {version}; this version of omt reads format {FORMAT}: "
             "update omt, or fit again"
@@ -79,8 +79,14 @@ def from_dict(stored: Mapping[str, Any]) -> GroupedMixtures:
         raise ValueError(f"the stored omt results have no {missing[0]!r}; run omt.tl.fit_mixtures again")
     raw = np.asarray(stored["groups"])
     groups = tuple(float(v) if raw.dtype.kind == "f" else str(v) for v in raw.tolist())
+    if len(set(groups)) < len(groups) or not all(np.isfinite(v) for v in groups if isinstance(v, float)):
+        raise ValueError(
+            f"the stored omt results have the groups {', '.join(map(group_label, groups))}; each must occur once"
+        )
     mixtures = tuple(Mixture.from_dict(stored["mixtures"][str(i)]) for i in range(len(groups)))
     order = tuple(int(i) for i in np.atleast_1d(np.asarray(stored.get("order", []), dtype=np.int64)))
+    if len(set(order)) < len(order) or not all(0 <= i < len(groups) for i in order):
+        raise ValueError(f"the stored omt results have the order {order} of {len(groups)} groups; each may occur once")
     plans = stored.get("transports", {})
     transports = tuple(
         Transport.from_dict(plans[str(n)], source=mixtures[i], target=mixtures[j])

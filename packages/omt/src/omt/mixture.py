@@ -22,6 +22,7 @@ from omt.families.build import components_from, components_of
 from omt.families.product import ProductComponents, refuse_wide
 from omt.features import checked_feature_names, column_names, require_same
 from omt.report import FitReport, MixtureUsage, report_of
+from omt.scalars import generator
 from shared_core import RoutingTrace, load_stats, soft_assign
 
 _FORMAT = 1
@@ -356,9 +357,9 @@ class Mixture:
         -------
         ndarray ``[n, d]``, or a pair of it and the labels ``[n]``
         """
-        generator = np.random.default_rng(rng)
-        labels = generator.choice(self.K, size=n, p=self.weights)
-        drawn = self.components.sample(labels, generator)
+        random = generator(rng)
+        labels = random.choice(self.K, size=n, p=self.weights)
+        drawn = self.components.sample(labels, random)
         return (drawn, labels) if return_labels else drawn
 
     # -------------------------------------------------------------------------------------------------- criteria
@@ -425,7 +426,7 @@ class Mixture:
             If the format version or the family is unknown, or an entry is missing or malformed.
         """
         version = stored.get("format")
-        if version is None or int(version) != _FORMAT:
+        if str(version) != str(_FORMAT):
             raise ValueError(f"this mixture is stored in format {version}; this version of omt reads format {_FORMAT}")
         missing = [key for key in ("family", "weights", "names", "parameters") if key not in stored]
         if missing:

@@ -163,14 +163,18 @@ def bin_times(adata: AnnData, key: str, edges: str) -> str:
         limits = np.array([float(part) for part in edges.split(",")])
     except ValueError:
         raise ValueError(f"bins={edges!r} must be numbers separated by commas, for example 0,10,20") from None
-    if len(limits) < 2 or not (np.diff(limits) > 0).all():
-        raise ValueError(f"bins={edges!r} must be at least two rising numbers")
+    if len(limits) < 2 or not np.isfinite(limits).all() or not (np.diff(limits) > 0).all():
+        raise ValueError(f"bins={edges!r} must be at least two rising, finite numbers")
     column = obs_column(adata, key, "groupby")
     if not pd.api.types.is_numeric_dtype(column.dtype):
         raise ValueError(f"bins= cuts numbers, but adata.obs[{key!r}] has dtype {column.dtype}")
     times = column.to_numpy(dtype=np.float64, na_value=np.nan)
     place = np.searchsorted(limits, times, side="right") - 1
     inside = (place >= 0) & (place < len(limits) - 1) & np.isfinite(times)
+    if not inside.any():
+        found = times[np.isfinite(times)]
+        span = f"its values go from {found.min():g} to {found.max():g}" if found.size else "it has no values"
+        raise ValueError(f"no cell has {key} in bins={edges!r}; {span}")
     middles = (limits[1:] + limits[:-1]) / 2.0
     name = f"{key}_stage"
     adata.obs[name] = np.where(inside, middles[np.clip(place, 0, len(middles) - 1)], np.nan)

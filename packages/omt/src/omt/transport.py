@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from omt.growth import grown_weights
+from omt.scalars import generator
 
 if TYPE_CHECKING:
     import os
@@ -261,8 +262,7 @@ class Transport:
         from omt.pairs.maps import barycentric_map, mode_map, sample_map
 
         if kind == "sample":
-            generator = np.random.default_rng(rng)
-            return sample_map(X, self.source, self.target, self.coupling, self.epsilon, generator)
+            return sample_map(X, self.source, self.target, self.coupling, self.epsilon, generator(rng))
         if kind not in {"barycentric", "mode"}:
             raise ValueError(f"kind is {kind!r}; it must be 'barycentric', 'sample' or 'mode'")
         chosen = barycentric_map if kind == "barycentric" else mode_map

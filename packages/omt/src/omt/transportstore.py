@@ -11,6 +11,7 @@ import numpy as np
 
 from omt.archive import rebuilding
 from omt.growth import checked_growth
+from omt.scalars import positive, whole
 from omt.solver import Solution, checked_tau
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[
         If the format version is unknown, an entry is missing or malformed, or a table does not fit the mixtures.
     """
     version = stored.get("format")
-    if version is None or int(version) != FORMAT:
+    if str(version) != str(FORMAT):
         raise ValueError(f"this transport is stored in format {version}; this version of omt reads format {FORMAT}")
     missing = [name for name in (*_SETTINGS, *_TABLES, *_NUMBERS) if name not in stored]
     if missing:
@@ -76,6 +77,8 @@ def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[
             raise ValueError(f"{name} of this stored transport has entries that are not finite")
     if (tables["coupling"] < 0.0).any():
         raise ValueError("coupling of this stored transport has negative entries")
+    if not tables["coupling"].sum() > 0.0:
+        raise ValueError("coupling of this stored transport is zero everywhere")
     for name in ("lam", "epsilon"):
         if not (np.isfinite(float(stored[name])) and float(stored[name]) >= 0.0):
             raise ValueError(f"{name} of this stored transport is {stored[name]}; it must be a finite number ≥ 0")
@@ -101,8 +104,8 @@ def transport_fields(stored: Mapping[str, Any], shape: tuple[int, int]) -> dict[
         "epsilon": float(stored["epsilon"]),
         "tau": checked_tau(np.asarray(stored["tau"], dtype=np.float64)),
         "forbidden": None if forbidden is None else np.asarray(forbidden, dtype=bool),
-        "tol": float(stored["tol"]),
-        "max_iter": int(stored["max_iter"]),
+        "tol": positive(float(stored["tol"]), "tol of this stored transport"),
+        "max_iter": whole(int(stored["max_iter"]), "max_iter of this stored transport"),
         "growth": None if growth is None else checked_growth(growth, K, "growth of this stored transport"),
     }
 

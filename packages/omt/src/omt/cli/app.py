@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
 
@@ -24,6 +24,8 @@ __all__ = [
     "app",
     "check_exists",
     "check_output",
+    "check_representation",
+    "note",
     "one_sentence",
     "report",
 ]
@@ -41,7 +43,7 @@ app = typer.Typer(
 Output = Annotated[Path, typer.Option("--output", "-o", help="Where the result is written.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no table.")]
-Seed = Annotated[int, typer.Option(help="Seed; the same seed gives the same result.")]
+Seed = Annotated[int, typer.Option(help="Seed, at least 0; the same seed gives the same result.")]
 Source = Annotated[str, typer.Option(help="Group at the start, a value of the --groupby column.", show_default=False)]
 Target = Annotated[str, typer.Option(help="Group at the end.", show_default=False)]
 Reg = Annotated[float, typer.Option(help="Outer temperature relative to the mean cost; 0 is the exact linear program.")]
@@ -102,14 +104,33 @@ def check_exists(path: Path) -> None:
         raise FileNotFoundError(f"{path} does not exist")
 
 
-def check_output(path: Path, *, folder: bool = False) -> None:
-    """Refuse a place that cannot be written before the work is done, not after."""
+def check_output(path: Path, *, folder: bool = False, apart_from: Iterable[Path | None] = ()) -> None:
+    """Refuse a place that cannot be written, or is that of another file, before the work is done, not after."""
+    for other in apart_from:
+        if other is not None and path.resolve() == other.resolve():
+            raise ValueError(f"{path} is given twice; writing there would replace the other: give another name")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist")
     if folder and path.is_file():
         raise NotADirectoryError(f"cannot write {path}: it is a file; give the name of a folder")
     if not folder and path.is_dir():
         raise IsADirectoryError(f"cannot write {path}: it is a folder; give the name of a file")
+
+
+def check_representation(data: Path, obsm: Iterable[str], use_rep: str) -> None:
+    """Refuse a file without the features, and say what a file of raw counts needs."""
+    names = list(obsm)
+    if use_rep not in names:
+        raise ValueError(
+            f"{data} has no {use_rep!r} in obsm; it has: {', '.join(names) or '(none)'}. "
+            "Name one by --use-rep, or give --prepare if X holds raw counts"
+        )
+
+
+def note(sentence: str, *, quiet: bool) -> None:
+    """Say on stderr what the table does not show."""
+    if not quiet:
+        print(f"omt: {sentence}", file=sys.stderr)
 
 
 def _version(wanted: bool) -> None:

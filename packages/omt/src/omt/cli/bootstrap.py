@@ -39,9 +39,9 @@ def bootstrap(
     """
     check_exists(data)
     check_exists(chain)
-    for path in (output, csv, plot):
+    for path, others in ((output, (csv, plot)), (csv, (data, plot)), (plot, (data,))):
         if path is not None:
-            check_output(path)
+            check_output(path, apart_from=others)
     from omt import io, tl
     from omt.prepare import ready
     from omt.tl._assign import assign

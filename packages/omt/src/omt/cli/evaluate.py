@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from omt.cli.app import Json, Quiet, Reg, Seed, Tau, app, check_exists, one_sentence, report
+from omt.cli.app import Json, Quiet, Reg, Seed, Tau, app, check_exists, check_representation, one_sentence, report
 
 
 @app.command()
@@ -26,6 +26,10 @@ def evaluate(
         str | None,
         typer.Option(help="Edges, e.g. 0,10,20: cut a numeric --groupby into stages named by their middles."),
     ] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="X is raw counts: normalise, log, variable genes, PCA by scanpy.")
+    ] = False,
+    n_pcs: Annotated[int, typer.Option(help="Principal components of --prepare.")] = 20,
     tau: Tau = 1.0,
     reg: Reg = 0.01,
     repeats: Annotated[int, typer.Option(help="Random draws to average over.", min=1)] = 5,
@@ -47,6 +51,11 @@ def evaluate(
     adata = io.read_h5ad(data)
     if bins is not None:
         groupby = preparation.bin_times(adata, groupby, bins)
+    if prepare:
+        use_rep = "X_pca"
+        adata.obsm[use_rep], _ = preparation.prepare(adata, n_pcs=n_pcs, random_state=seed)
+    elif groupby in adata.obs:
+        check_representation(data, adata.obsm, use_rep)
     table = tl.evaluate_interpolation(
         adata, groupby, hold_out=hold_out, use_rep=use_rep, labels=labels, n_components=n_components,
         covariance=covariance, reg=reg, tau=tau, n_repeats=repeats, random_state=seed,

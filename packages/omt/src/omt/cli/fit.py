@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from omt.cli.app import Json, Output, Quiet, Seed, app, check_exists, check_output, one_sentence, report
+from omt.cli.app import (
+    Json,
+    Output,
+    Quiet,
+    Seed,
+    app,
+    check_exists,
+    check_output,
+    check_representation,
+    note,
+    one_sentence,
+    report,
+)
 
 if TYPE_CHECKING:
     from omt.families.gaussian import CovarianceType
@@ -91,11 +103,8 @@ def fit(
     if prepare:
         use_rep = "X_pca"
         adata.obsm[use_rep], record = preparation.prepare(adata, n_pcs=n_pcs, random_state=seed)
-    elif groupby in adata.obs and reads_obsm(use_rep, layer, family) and (use_rep or "X_pca") not in adata.obsm:
-        raise ValueError(
-            f"{data} has no {use_rep or 'X_pca'!r} in obsm; it has: {', '.join(adata.obsm) or '(none)'}. "
-            "Name one by --use-rep, or give --prepare if X holds raw counts"
-        )
+    elif groupby in adata.obs and reads_obsm(use_rep, layer, family):
+        check_representation(data, adata.obsm, use_rep or "X_pca")
     tl.fit_mixtures(
         adata, groupby, use_rep=use_rep, labels=labels, n_components=number, component_range=bounds, budget=budget,
         family=cast("FamilyName", family), layer=layer, size_factors=size_factors,
@@ -114,8 +123,27 @@ def fit(
         }
         for group, mixture in zip(model.groups, model.mixtures, strict=True)
     ]
+    left_out = adata.n_obs - sum(int(row["cells"] or 0) for row in rows)
+    if left_out:
+        note(f"{left_out} of {adata.n_obs} cells have no {groupby} and are left out", quiet=quiet)
+    if isinstance(number, str):
+        for sentence in _at_the_edge(rows, bounds):
+            note(sentence, quiet=quiet)
     shown = [{("log-likelihood per cell" if k == "log_likelihood" else k): v for k, v in row.items()} for row in rows]
-    report({"model": str(output), "groupby": groupby, "groups": rows}, shown, as_json=as_json, quiet=quiet)
+    content = {"model": str(output), "groupby": groupby, "left_out": left_out, "groups": rows}
+    report(content, shown, as_json=as_json, quiet=quiet)
+
+
+def _at_the_edge(rows: list[dict[str, Any]], bounds: tuple[int, int]) -> list[str]:
+    """Sentences on groups whose number of components is an end of the range, so that a wider one may give another."""
+    sentences = []
+    for end, word in zip(bounds, ("fewest", "most"), strict=True):
+        groups = [str(row["group"]) for row in rows if row["components"] == end > 1]
+        if groups:
+            sentences.append(
+                f"{', '.join(groups)}: {end} components are the {word} of the range; a wider one may suit better"
+            )
+    return sentences
 
 
 def _wanted(n_components: int, bic: str | None, icl: str | None) -> tuple[Any, tuple[int, int]]:

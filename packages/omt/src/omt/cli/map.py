@@ -11,11 +11,9 @@ from omt.cli.app import (
     Json,
     Output,
     Quiet,
-    Reg,
     Seed,
     Source,
     Target,
-    Tau,
     app,
     check_exists,
     check_output,
@@ -39,8 +37,10 @@ def map_cells(
         bool, typer.Option("--refine", help="Finer than components: entropic transport between points of both groups.")
     ] = False,
     n_points: Annotated[int, typer.Option(help="Points of --refine on each side.")] = 2000,
-    tau: Tau = 1.0,
-    reg: Reg = 0.01,
+    tau: Annotated[
+        float | None, typer.Option(help="Of the plan that is solved here: mass conservation in (0, 1]; 1 if not given.")
+    ] = None,
+    reg: Annotated[float | None, typer.Option(help="Of the plan that is solved here: outer temperature, 0.01.")] = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -68,7 +68,13 @@ def map_cells(
         raise ValueError(f"--refine gives the mean image of each cell; it cannot go with --kind {kind}")
     plans = io.load_model(model)
     if not plans.transports:
-        plans = solve_plans(plans, source=source, target=target, tau=tau, reg=reg)
+        plans = solve_plans(
+            plans, source=source, target=target, tau=1.0 if tau is None else tau, reg=0.01 if reg is None else reg
+        )
+    elif tau is not None or reg is not None:
+        raise ValueError(
+            f"{model} has its plans, solved by omt transport; --tau and --reg go there, or take the folder of omt fit"
+        )
     i, j = plans.position(source, "source"), plans.position(target, "target")
     adata = io.read_h5ad(data)
     X = ready(adata, plans)

@@ -20,6 +20,10 @@ def transitions(
     backward: Annotated[
         bool, typer.Option("--backward", help="Rows are target components: where they come from.")
     ] = False,
+    cells: Annotated[Path | None, typer.Option(help="With --by: h5ad file with the cells.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Column of obs in --cells: rows and columns are its values, not components.")
+    ] = None,
     csv: Annotated[Path | None, typer.Option(help="Write the table there.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw it there (needs omt[plot]).")] = None,
     as_json: Json = False,
@@ -28,16 +32,33 @@ def transitions(
     """Print the transition table between two groups; rows sum to 1.
 
     Example: omt transitions chain/ --source 240 --target 420 --csv t.csv --plot t.png
+
+    Found components in your labels: omt transitions chain/ --source 240 --target 420 --cells embryo.h5ad --by cell_type
     """
     check_exists(chain)
-    for path in (csv, plot):
+    if (cells is None) != (by is None):
+        raise ValueError("give --by together with --cells, the h5ad file whose column it is")
+    if cells is not None:
+        check_exists(cells)
+    for path, others in ((csv, (cells, plot)), (plot, (cells,))):
         if path is not None:
-            check_output(path)
+            check_output(path, apart_from=others)
     from omt import io
+    from omt.prepare import ready
+    from omt.tl._assign import assign
+    from omt.tl.transition_matrix import compute_table
     from shared_core.files import atomic_write
 
     model = io.load_model(chain, need="transport")
-    frame = model.frame(source, target, direction="backward" if backward else "forward")
+    direction = "backward" if backward else "forward"
+    if cells is not None and by is not None:
+        adata = io.read_h5ad(cells)
+        if by not in adata.obs:
+            raise ValueError(f"--by {by}: {cells} has no such obs column; columns are: {', '.join(adata.obs)}")
+        assign(adata, model, ready(adata, model))
+        frame = compute_table(adata, model, source, target, direction=direction, by=by)
+    else:
+        frame = model.frame(source, target, direction=direction)
     with ExitStack() as both_or_none:
         if csv is not None:
             frame.to_csv(both_or_none.enter_context(atomic_write(csv)))
@@ -50,11 +71,12 @@ def transitions(
             ax.set_ylabel(f"{model.groupby} {target if backward else source}")
             ax.set_xlabel(f"{model.groupby} {source if backward else target}")
             ax.set_title(f"{source} ← {target}" if backward else f"{source} → {target}")
-            finish(ax, show=False, save=plot, name="omt_transitions")
+            finish(ax, show=False, save=plot, name="omt_transitions", fresh=True)
     content = {
         "source": source,
         "target": target,
-        "direction": "backward" if backward else "forward",
+        "direction": direction,
+        "by": "component" if by is None else by,
         "rows": list(frame.index),
         "columns": list(frame.columns),
         "table": frame.to_numpy().tolist(),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from omt.cli.app import Json, Output, Quiet, Reg, Tau, app, check_exists, check_output, one_sentence, report
+from omt.cli.app import Json, Output, Quiet, Reg, Tau, app, check_exists, check_output, note, one_sentence, report
+
+_LITTLE = 0.5  # share of the mass below which a plan says more of death and growth than of descent
 
 
 @app.command()
@@ -33,6 +35,8 @@ def transport(
     quiet: Quiet = False,
 ) -> None:
     """Solve optimal transport: a chain over consecutive groups, or one plan.
+
+    Column mass: what of the mass is moved; with --tau below 1 the rest dies and grows again.
 
     A chain needs groups in order: numbers, an ordered categorical column, or --bins of omt fit.
 
@@ -81,14 +85,22 @@ def transport(
         inner_reg=inner_reg,
     )
     io.save_model(solved, output)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "source": group_label(solved.groups[i]),
             "target": group_label(solved.groups[j]),
             "cost": float(plan.transport_cost),
+            "mass": float(plan.coupling.sum()),
             "converged": bool(plan.converged),
             "marginal_error": float(plan.marginal_error),
         }
         for (i, j), plan in zip(solved.steps(), solved.transports, strict=True)
     ]
+    least = min(rows, key=lambda row: row["mass"])
+    if least["mass"] < _LITTLE:
+        note(
+            f"only {least['mass']:.1%} of the mass is moved from {least['source']} to {least['target']}, the rest dies "
+            "and grows again: compare with --tau 1, or give the growth by --growth-key",
+            quiet=quiet,
+        )
     report({"chain": str(output), "plans": rows}, rows, as_json=as_json, quiet=quiet)

@@ -86,12 +86,20 @@ def log_rising(x: NDArray[Any], columns: NDArray[Any], dispersion: FloatArray, t
     high = np.flatnonzero(counts >= _RISING)
     if high.size:
         count = counts[high].astype(np.float64)
-        part[high] = _rising(count, dispersion[features[high]]) - log_factorials(count)
+        part[high] = rising(count, dispersion[features[high]]) - log_factorials(count)
     values[some] = part
     return values
 
 
-def _rising(x: FloatArray, phi: FloatArray) -> FloatArray:
+def rising(x: FloatArray, phi: FloatArray) -> FloatArray:
+    """``log Γ(x + 1/φ) − log Γ(1/φ) + x log φ`` of counts ``x [m]`` and dispersions ``φ [m]``, by no table.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(np.exp(rising(np.array([3.0]), np.array([0.5])))[0].round(12))  # 1 (1 + φ) (1 + 2φ)
+    3.0
+    """
     a = 1.0 / phi
     plain = special.gammaln(a + x) - special.gammaln(a) + x * np.log(phi)
     stirling = (a + x - 0.5) * np.log1p(phi * x) - x + _correction(a + x) - _correction(a)

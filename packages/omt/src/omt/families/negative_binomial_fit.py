@@ -42,6 +42,11 @@ from omt.families.support import require_counts
 
 # An estimated dispersion is kept within these: Poisson for all purposes, and a feature that is a few bursts.
 _DISPERSION_RANGE = (1e-3, 1e2)
+# A sample counts for a component if its responsibility is more than this share of the component's largest in the block:
+# what a million others add is below rounding. Of many features most responsibilities are smaller than that.
+_NEGLIGIBLE = 1e-22
+# Share of pairs of sample and component above which to take all is faster than to pick them.
+_MANY = 0.4
 
 
 @dataclass(frozen=True)
@@ -145,13 +150,13 @@ class NegativeBinomial(ConjugateFamily):
             sums["shrunk"] += first
             return
         X = X if sparse.issparse(X) else sparse.csr_array(np.asarray(X, dtype=np.float64))
-        means, dispersion = statistics.centre[:, 0], statistics.centre[:, 1]
-        for rows, columns, values, v in shrinkages(X, size, dispersion * means):
-            np.divide(values, v, out=v)
-            r = np.repeat(R[rows].T, np.diff(X.indptr[rows.start : rows.stop + 1]), axis=1)
-            np.multiply(v, r, out=v)
+        scaled = statistics.centre[:, 1] * statistics.centre[:, 0]
+        counted = _NEGLIGIBLE * R.max(axis=0) < R
+        if counted.mean() < _MANY:
             for k in range(R.shape[1]):
-                np.add.at(sums["shrunk"][k], columns, v[k])
+                sums["shrunk"][k] += _shrunk_of_few(X, R[:, k], size, scaled[k], np.flatnonzero(counted[:, k]))
+        else:
+            sums["shrunk"] += _shrunk_of_all(X, R, size, scaled)
 
     # ----------------------------------------------------------------------------------------------------- prior
     def prior(self, statistics: Statistics) -> Prior:
@@ -231,3 +236,27 @@ class NegativeBinomial(ConjugateFamily):
         safe = np.sign(score) * np.log1p(np.abs(score) / curvature)
         result: FloatArray = means * np.exp(np.where(sure, proposal, safe))
         return result
+
+
+def _shrunk_of_all(X: Any, R: NDArray[Any], size: FloatArray, scaled: FloatArray) -> FloatArray:
+    """``Σ_i r_ik x_ig / (1 + φ_g s_i μ_kg)`` over all samples of a CSR block, ``[K, d]``."""
+    sums = np.zeros((R.shape[1], X.shape[1]))
+    for rows, columns, values, v in shrinkages(X, size, scaled):
+        np.divide(values, v, out=v)
+        r = np.repeat(R[rows].T, np.diff(X.indptr[rows.start : rows.stop + 1]), axis=1)
+        np.multiply(v, r, out=v)
+        for k in range(R.shape[1]):
+            np.add.at(sums[k], columns, v[k])
+    return sums
+
+
+def _shrunk_of_few(X: Any, r: NDArray[Any], size: FloatArray, scaled: FloatArray, rows: NDArray[np.intp]) -> FloatArray:
+    """``Σ_i r_i x_ig / (1 + φ_g s_i μ_g)`` over some samples of a CSR block for one component, ``[d]``."""
+    part = X[rows]
+    counts = np.diff(part.indptr)
+    v = scaled.take(part.indices, mode="clip")
+    v *= np.repeat(size[rows], counts)
+    v += 1.0
+    np.divide(part.data, v, out=v)
+    v *= np.repeat(r[rows], counts)
+    return np.asarray(np.bincount(part.indices, v, minlength=X.shape[1]), dtype=np.float64)

@@ -20,6 +20,7 @@ from omt.families.sizes import SizeFactors, totals_of
 from omt.fitting.supervision import Supervision
 from omt.fitting.sweeps import Data
 from omt.mixture import Mixture
+from omt.scalars import checked_seed
 
 FamilyName: TypeAlias = Literal[
     "gaussian", "poisson", "negative_binomial", "multinomial", "bernoulli", "gamma", "exponential", "lognormal"
@@ -41,9 +42,10 @@ _LIGHTEST = 1e-20
 def check_ranges(*, tol: Any, dtype: Any, **counts: Any) -> None:
     """Refuse counts, tolerance and type that are out of range."""
     for name, value in counts.items():
-        least = 0 if name == "random_state" else 1
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-            raise ValueError(f"{name} is {value!r}; it must be an integer ≥ {least}")
+        if name == "random_state":
+            checked_seed(value)
+        elif isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise ValueError(f"{name} is {value!r}; it must be an integer ≥ 1")
     if not isinstance(tol, (int, float, np.number)) or not (np.isfinite(tol) and tol >= 0):
         raise ValueError(f"tol is {tol!r}; it must be a finite number ≥ 0")
     if dtype not in ("float64", "float32"):

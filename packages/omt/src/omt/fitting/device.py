@@ -72,9 +72,11 @@ def engine_for(device: Any, family: Family, dtype: str, *, sparse: bool = False)
     if place.type == "mps" and dtype == "float64":
         raise ValueError("device is 'mps', which has no float64; give dtype='float32' with it, or device='cpu'")
     try:
-        torch.empty(1, device=place)
+        torch.zeros(1, device=place).cpu()  # to and from: a device without memory of its own has no samples either
     except Exception as error:  # PyTorch raises several kinds for a device that it knows and does not have
-        raise ValueError(f"device is {str(device)!r}, which PyTorch cannot use here: {error}") from error
+        raise ValueError(
+            f"device is {str(device)!r}, which PyTorch cannot use here: {str(error).splitlines()[0]}"
+        ) from error
     return TorchEngine(place, dtype)
 
 
@@ -118,7 +120,7 @@ class TorchEngine:
 
     def evidence(self, data: Data, model: Model, X: NDArray[Any]) -> NDArray[Any]:
         """Log-likelihood of each sample of a block under the mixture, ``[n]``."""
-        scores = self._log_densities(model, self._moved(X)) + self._moved(np.log(model.weights))
+        scores = self._log_densities(model, self._moved(X)) + self._moved(model.log_weights)
         return self._back(scores.logsumexp(1))
 
     def accumulate(self, statistics: Statistics, X: NDArray[Any], R: NDArray[Any]) -> None:
@@ -192,7 +194,7 @@ class TorchEngine:
     def _assigned(self, data: Data, model: Model, rows: Rows, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Responsibilities ``[n, K]`` and log-likelihoods ``[n]``; see :meth:`omt.fitting.supervision.Supervision`."""
         torch, known = self._torch, data.supervision
-        scores = scores + self._moved(np.log(model.weights))
+        scores = scores + self._moved(model.log_weights)
         if known.codes is not None and known.owner is not None:
             codes = torch.as_tensor(known.codes[rows]).to(self._device)[:, None]
             owner = torch.as_tensor(known.owner).to(self._device)

@@ -309,7 +309,7 @@ def check_criterion(criterion: Any, component_range: Any, name: str = "criterion
 def _criterion(small: Data, state: State, criterion: Criterion, N: int) -> float:
     """The criterion for ``N`` samples of which ``small`` is a part."""
     evidence = entropy = 0.0
-    log_weights = np.log(state.model.weights)
+    log_weights = state.model.log_weights
     for rows, X in small.chunks():
         R, value = small.supervision.assign(log_densities(small, state.model.components, rows, X), log_weights, rows)
         surprise = -np.sum(R * np.log(R, where=R > 0, out=np.zeros_like(R)), axis=1)

@@ -126,7 +126,7 @@ def grow(data: Data, family: Family, state: State, seed: int, bar: Progress, fea
 
 def _responsibilities(data: Data, X: Any, model: Model) -> NDArray[Any]:
     scores = log_densities(data, model.components, slice(0, data.N), X)
-    return Supervision().assign(scores, np.log(model.weights), slice(0, data.N))[0]
+    return Supervision().assign(scores, model.log_weights, slice(0, data.N))[0]
 
 
 def _moves(

@@ -115,6 +115,12 @@ class Model(NamedTuple):
     weights: FloatArray
     components: Components
 
+    @property
+    def log_weights(self) -> FloatArray:
+        """Logarithms of the weights: −∞ for a component that no sample is left in, which gets no sample then."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.weights)
+
 
 @dataclass
 class Sweep:
@@ -153,7 +159,7 @@ def expectation(
         _note_worst(result, data.engine.expectation(data, model, rows, X, result), X)
         return
     scores = log_densities(data, model.components, rows, X, out=buffer[: X.shape[0]])
-    R, evidence = data.supervision.assign(scores, np.log(model.weights), rows)
+    R, evidence = data.supervision.assign(scores, model.log_weights, rows)
     if data.weight is not None:
         R *= data.weight[rows][:, None].astype(data.dtype)
         result.evidence += float(evidence.astype(np.float64) @ data.weight[rows])
@@ -180,7 +186,7 @@ def evidence(data: Data, model: Model) -> float:
         if data.engine is not None:
             values = data.engine.evidence(data, model, X)
         else:
-            values = free.assign(log_densities(data, model.components, rows, X), np.log(model.weights), rows)[1]
+            values = free.assign(log_densities(data, model.components, rows, X), model.log_weights, rows)[1]
         total += float(values.astype(np.float64) @ (np.ones(values.size) if data.weight is None else data.weight[rows]))
     return total
 

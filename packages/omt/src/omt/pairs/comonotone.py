@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omt.families.base import FloatArray
-from omt.pairs.countlaws import DEPTH, CountLaws, IntArray, log_pmf, lower_table, tails, upper_table, windows
+from omt.pairs.countlaws import DEEPEST, DEPTH, CountLaws, IntArray, log_pmf, lower_table, tails, upper_table, windows
 
 __all__ = ["count_cost", "count_draw", "count_mean"]
 
@@ -38,8 +38,6 @@ __all__ = ["count_cost", "count_draw", "count_mean"]
 _BLOCK_ENTRIES = 1 << 17
 # Widest table for which passes over it beat the merge of all breakpoints; both are exact.
 _SHORT = 12
-# A count farther out than this many nats has a probability that float64 cannot hold.
-_DEEPEST = 620.0
 # Means up to this one start their recurrence at zero, where their probability is no underflow.
 _SMALL_MEAN = 100.0
 
@@ -281,7 +279,7 @@ def _from_tails(
     Below the median the roles of the tails change: ``P(Y > s) − P(X > x) = P(X ≤ x) − P(Y ≤ s)``.
     """
     source = p.take(i)
-    first, last = windows(source, _DEEPEST)
+    first, last = windows(source, DEEPEST)
     nearest = np.clip(x, first, last)
     below, above = tails(nearest, source)
     below_before, above_before = tails(nearest - 1.0, source)

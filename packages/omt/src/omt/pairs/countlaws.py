@@ -24,13 +24,16 @@ from numpy.typing import NDArray
 from scipy import special
 
 from omt.families.base import FloatArray
+from omt.families.loggamma import rising
 
-__all__ = ["DEPTH", "CountLaws", "log_pmf", "lower_table", "tails", "upper_table", "windows"]
+__all__ = ["DEEPEST", "DEPTH", "CountLaws", "log_pmf", "lower_table", "tails", "upper_table", "windows"]
 
 IntArray = NDArray[np.int64]
 
 DEPTH = 27.7
 """Depth, in nats, at which a support is cut: what lies beyond has probability below 1e-12."""
+DEEPEST = 620.0
+"""A count farther out than this many nats has a probability that float64 cannot hold."""
 
 
 class CountLaws(NamedTuple):
@@ -112,15 +115,9 @@ def log_pmf(x: FloatArray, laws: CountLaws) -> FloatArray:
     out = special.xlogy(x, mean) - mean - special.gammaln(x + 1.0)
     over = phi > 0.0
     if over.any():
-        size = 1.0 / phi[over]
-        m, k = mean[over], x[over]
-        out[over] = (
-            special.gammaln(k + size)
-            - special.gammaln(size)
-            - special.gammaln(k + 1.0)
-            - size * np.log1p(m / size)
-            + special.xlogy(k, m / (m + size))
-        )
+        f, m, k = phi[over], mean[over], x[over]
+        # A difference of log-gammas would lose the digits of laws that are nearly Poisson.
+        out[over] = rising(k, f) - special.gammaln(k + 1.0) + special.xlogy(k, m) - (k + 1.0 / f) * np.log1p(f * m)
     one = phi == -1.0
     if one.any():
         out[one] = np.where(x[one] > 0.0, np.log(mean[one]), np.log1p(-mean[one]))
@@ -161,7 +158,15 @@ def tails(x: FloatArray, laws: CountLaws) -> tuple[FloatArray, FloatArray]:
 def _pmf_table(laws: CountLaws, low: IntArray, width: int) -> FloatArray:
     mean, phi = laws
     table = np.empty((mean.size, width))
-    table[:, 0] = np.exp(log_pmf(low.astype(np.float64), laws))
+    first = log_pmf(low.astype(np.float64), laws)
+    # Where the first entry would underflow, and the whole product with it, the recurrence starts farther up.
+    skipped = np.zeros(mean.size, dtype=np.int64)
+    late = np.flatnonzero((first < -DEEPEST) & (low < mean))
+    if late.size:
+        start = windows(laws.take(late), DEEPEST)[0]
+        skipped[late] = np.maximum(start - low[late], 0)
+        first[late] = log_pmf((low[late] + skipped[late]).astype(np.float64), laws.take(late))
+    table[:, 0] = np.exp(first)
     if width > 1:
         x = low[:, None] + np.arange(width - 1.0)
         ratio = np.divide(mean, 1.0 + phi * mean, out=np.zeros_like(mean), where=1.0 + phi * mean > 0.0)
@@ -171,7 +176,12 @@ def _pmf_table(laws: CountLaws, low: IntArray, width: int) -> FloatArray:
         steps *= ratio[:, None]
         x += 1.0
         steps /= x
-    return np.asarray(np.multiply.accumulate(table, axis=1, out=table))
+    for row in late:
+        table[row, 1 : skipped[row] + 1] = 1.0
+    np.multiply.accumulate(table, axis=1, out=table)
+    for row in late:
+        table[row, : skipped[row]] = 0.0
+    return table
 
 
 def _divergence(x: FloatArray, mean: FloatArray, phi: FloatArray) -> FloatArray:

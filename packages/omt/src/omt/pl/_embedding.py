@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from omt.pl._labels import place_labels
+from omt.pl._labels import place_labels, text_sizes
+from omt.pl._style import legend_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from anndata import AnnData
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
     from numpy.typing import ArrayLike, NDArray
 
     Array = NDArray[np.float64]
@@ -29,7 +31,10 @@ __all__ = [
     "draw_cells",
     "frame",
     "label_blobs",
+    "legend_handles",
 ]
+
+_CROWDED = 0.1  # share of the axes' area that names may cover; numbers and a legend take their place above it
 
 
 class Blob(NamedTuple):
@@ -128,9 +133,33 @@ def draw_arrows(ax: Axes, starts: ArrayLike, ends: ArrayLike, masses: ArrayLike,
         )  # fmt: skip
 
 
-def label_blobs(ax: Axes, blobs: Sequence[Blob]) -> None:
-    """Name each component once, at its centre or as near as the other names allow."""
-    place_labels(ax, [b.center for b in blobs], [b.name for b in blobs], priority=[b.mass for b in blobs])
+def legend_handles(colors: Mapping[str, str], *, numbered: bool = False) -> list[Line2D]:
+    """One filled circle for each name; `numbered` puts 1, 2, … before the names, as they stand in the picture."""
+    from matplotlib.lines import Line2D
+
+    return [
+        Line2D(
+            [], [], marker="o", linestyle="none", markersize=6, markerfacecolor=color, markeredgewidth=0,
+            label=f"{i}  {name}" if numbered else name,
+        )
+        for i, (name, color) in enumerate(colors.items(), start=1)
+    ]  # fmt: skip
+
+
+def label_blobs(ax: Axes, blobs: Sequence[Blob], *, widen: bool = False) -> None:
+    """Name each component once, at its centre or as near as the other names allow.
+
+    Names that would cover too much of the picture are replaced by numbers, which a legend at the right explains;
+    `widen` makes room for it in the figure.
+    """
+    centers, masses = [blob.center for blob in blobs], [blob.mass for blob in blobs]
+    names = [blob.name for blob in blobs]
+    area = ax.get_window_extent()
+    if text_sizes(ax, names, 8.0).prod(axis=1).sum() <= _CROWDED * area.width * area.height:
+        place_labels(ax, centers, names, priority=masses)
+        return
+    place_labels(ax, centers, [str(i) for i in range(1, len(blobs) + 1)], priority=masses)
+    legend_beside(ax, legend_handles({blob.name: blob.color for blob in blobs}, numbered=True), widen=widen)
 
 
 def frame(ax: Axes, basis: str) -> None:

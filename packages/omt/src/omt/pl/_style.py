@@ -13,7 +13,17 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.axes import Axes
 
-__all__ = ["categories_of", "category_colors", "finish", "import_pyplot", "label_colors", "new_axes"]
+__all__ = [
+    "categories_of",
+    "category_colors",
+    "finish",
+    "import_pyplot",
+    "label_colors",
+    "legend_beside",
+    "new_axes",
+]
+
+_LEGEND_LINE = 0.19  # inches that a line of a legend takes
 
 
 def import_pyplot() -> Any:
@@ -32,6 +42,38 @@ def new_axes(ax: Axes | None, figsize: tuple[float, float]) -> Axes:
     plt = import_pyplot()
     axes: Axes = plt.subplots(figsize=figsize)[1]
     return axes
+
+
+def legend_beside(ax: Axes, handles: Sequence[Any], *, height: float | None = None, widen: bool = False) -> None:
+    """Put a legend at the right of `ax`, in as many columns as its height needs.
+
+    Parameters
+    ----------
+    ax
+        Axes of final size.
+    handles
+        Artists with labels.
+    height
+        Inches that the legend may take; those of `ax` by default.
+    widen
+        Make the figure wider by what the legend needs; axes keep their size.
+    """
+    figure: Any = ax.figure
+    room = ax.get_window_extent().height / figure.dpi if height is None else height
+    rows = max(1, int(room / _LEGEND_LINE))
+    legend = ax.legend(
+        handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), ncols=-(-len(handles) // rows), frameon=False,
+        fontsize=8, handlelength=1.4, columnspacing=1.2, borderaxespad=0.8,
+    )  # fmt: skip
+    if not widen:
+        return
+    beyond = (legend.get_window_extent(figure.canvas.get_renderer()).x1 - figure.bbox.x1) / figure.dpi + 0.1
+    if beyond > 0.0:
+        width, tall = figure.get_size_inches()
+        share = width / (width + beyond)
+        left, right = figure.subplotpars.left * share, figure.subplotpars.right * share
+        figure.set_size_inches(width + beyond, tall)
+        figure.subplots_adjust(left=left, right=right)
 
 
 def category_colors(names: Sequence[str]) -> dict[str, str]:
@@ -68,11 +110,12 @@ def label_colors(adata: AnnData, key: str | None, names: Sequence[str]) -> dict[
     return category_colors(list(names))
 
 
-def finish(ax: Axes, *, show: bool | None, save: str | Path | bool | None, name: str) -> Axes:
+def finish(ax: Axes, *, show: bool | None, save: str | Path | bool | None, name: str, fresh: bool) -> Axes:
     """Save and show as scanpy does, and return the axes.
 
     `save=True` writes `figures/<name>.png`, a suffix such as `".pdf"` writes `figures/<name>.pdf`, anything else is
-    the path of the file. `show=True` opens a window.
+    the path of the file. `show=True` opens a window. A `fresh` figure, one that the verb made, is closed where it was
+    saved and `show=False`, so that a loop over pictures does not pile them up; its axes can still be used.
     """
     figure: Any = ax.figure
     if save is not None and save is not False:
@@ -85,4 +128,6 @@ def finish(ax: Axes, *, show: bool | None, save: str | Path | bool | None, name:
             figure.savefig(temporary, dpi=150, bbox_inches="tight")
     if show:
         import_pyplot().show()
+    elif fresh and show is False and save is not None and save is not False:
+        import_pyplot().close(figure)
     return ax

@@ -57,7 +57,8 @@ def flow(
     Notes
     -----
     Ellipses are the components' cells on the picture (one standard deviation), arrows join their centres and have the
-    colour of the source.
+    colour of the source. Widths are on one scale for all steps; where a centre hardly moves there is no arrow. Names
+    that would hide the picture are numbers, which a legend explains.
     """
     model = read_uns(adata, need="transport")
     if (source is None) != (target is None):
@@ -74,26 +75,30 @@ def flow(
         palette = [colors[name] for name in model.names(position)]
         blobs[position] = blobs_of(xy[rows], R, model.names(position), palette)
         shades[rows] = np.array(palette, dtype=object)[R.argmax(axis=1)]
+    fresh = ax is None
     ax = new_axes(ax, (7.0, 6.0))
     draw_cells(ax, xy, list(shades))
     for position in positions:
         draw_blobs(ax, blobs[position])
     ax.autoscale_view()
+    arrows: list[tuple[Blob, Blob, float]] = []  # of all steps together, so that widths compare across them
     for i, j in steps:
-        W = model.joint(i, j)
-        pairs = np.argwhere(min_mass * W.sum() <= W)
-        draw_arrows(
-            ax,
-            [blobs[i][k].center for k, _ in pairs],
-            [blobs[j][l].center for _, l in pairs],
-            [W[k, l] for k, l in pairs],
-            [blobs[i][k].color for k, _ in pairs],
-        )
+        W = model.joint(i, j) / model.joint(i, j).sum()
+        arrows += [(blobs[i][k], blobs[j][l], float(W[k, l])) for k, l in np.argwhere(min_mass <= W)]
+    masses = [mass for _, _, mass in arrows]
+    draw_arrows(
+        ax, [a.center for a, _, _ in arrows], [b.center for _, b, _ in arrows], masses, [a.color for a, _, _ in arrows]
+    )
+    if arrows:
+        ax.annotate(
+            f"arrow width: mass, the widest {max(masses):.1%} of a step", (1.0, 0.0), xycoords="axes fraction",
+            xytext=(0, -20), textcoords="offset points", ha="right", va="top", fontsize=8, color="0.3",
+        )  # fmt: skip
     frame(ax, short)
     if title is not None:
         ax.set_title(title)
-    label_blobs(ax, _one_per_name([blob for position in positions for blob in blobs[position]]))
-    return finish(ax, show=show, save=save, name="omt_flow")
+    label_blobs(ax, _one_per_name([blob for position in positions for blob in blobs[position]]), widen=fresh)
+    return finish(ax, show=show, save=save, name="omt_flow", fresh=fresh)
 
 
 def _one_per_name(blobs: list[Blob]) -> list[Blob]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from omt.grouped import group_label
 from omt.io import read_uns
-from omt.pl._embedding import Blob, basis_of, blobs_of, draw_blobs, draw_cells, frame, label_blobs
-from omt.pl._style import finish, import_pyplot, label_colors
+from omt.pl._embedding import Blob, basis_of, blobs_of, draw_blobs, draw_cells, frame, legend_handles
+from omt.pl._labels import place_labels
+from omt.pl._style import finish, import_pyplot, label_colors, legend_beside
 from omt.tl._cells import cells_of, features, group_cells, responsibilities_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["interpolation"]
 
 _FAINT = 0.01  # pairs of components with a smaller share of the cells get no ellipse
+_TOLD_APART = 10  # colours; with more names, numbers help
+_PANEL = 3.5  # inches
 _NEIGHBOURS = 5  # measured cells whose place on an embedding an interpolated cell takes the mean of
 
 
@@ -47,7 +50,7 @@ def interpolation(
 
     Ends show the measured cells, panels between them the cells of `omt.tl.interpolate(kind="move")`, in the colour of
     the component they come from; grey are the measured cells of both ends. Ellipses are one standard deviation of the
-    cells between each two components.
+    cells between each two components. With more than ten components, each has a number in its largest ellipse.
 
     Parameters
     ----------
@@ -94,12 +97,10 @@ def interpolation(
     both = np.concatenate([ends[i], ends[j]])
     plane, short, known = _plane(adata, model, both, basis)
     colors = label_colors(adata, model.labels, list(dict.fromkeys((*model.names(i), *model.names(j)))))
-    figure, axes = import_pyplot().subplots(
-        1, len(steps), figsize=(3.1 * len(steps), 3.4), sharex=True, sharey=True, squeeze=False
-    )
-    row: NDArray[np.object_] = axes[0]
-    named = []
-    for ax, step in zip(row, steps, strict=True):
+    figure, panels = _panels(len(steps))
+    drawn: list[list[Blob]] = []
+    rings = None
+    for ax, step in zip(panels, steps, strict=True):
         draw_cells(ax, known[both], "0.85", size=12.0)
         if step in (0.0, 1.0):
             place = i if step == 0.0 else j
@@ -107,29 +108,77 @@ def interpolation(
             palette = [colors[name] for name in model.names(place)]
             draw_cells(ax, known[ends[place]], [palette[k] for k in R.argmax(axis=1)], size=12.0)
             blobs = blobs_of(known[ends[place]], R, model.names(place), palette)
-            named.append((ax, blobs))
         else:
             cells = interpolate(adata, source=source, target=target, t=step, n=n, random_state=random_state)
             xy = plane(features(cells, model.use_rep) if model.use_rep != "X" else np.asarray(cells.X))
             draw_cells(ax, xy, [colors[name] for name in cells.obs["omt_source"].astype(str)], size=12.0)
             blobs = _pair_blobs(cells, xy, colors)
         draw_blobs(ax, blobs)
+        drawn.append(blobs)
         between = _measured_at(adata, model, i, j, step) if measured and 0.0 < step < 1.0 else np.empty(0, dtype=int)
         if between.size:
             xy = known[between]
-            ax.scatter(xy[:, 0], xy[:, 1], s=9.0, facecolor="none", edgecolor="black", linewidth=0.5, zorder=3.5)
+            area = float(np.clip(3000.0 / len(xy), 4.0, 12.0))
+            rings = ax.scatter(
+                xy[:, 0], xy[:, 1], s=area, facecolor="none", edgecolor="black", linewidth=0.4, alpha=0.7, zorder=1.5
+            )  # below the ellipses
         frame(ax, short)
         ax.set_title(_panel_title(model, i, j, step), fontsize=10)
-    row[0].autoscale_view()
-    for ax in row[1:]:
-        ax.set_ylabel("")
-    figure.tight_layout()
-    for ax, blobs in named:
-        label_blobs(ax, blobs)
+    columns = panels[0].get_gridspec().ncols
+    for place, ax in enumerate(panels):
+        if place % columns:
+            ax.set_ylabel("")
+        if place + columns < len(panels):
+            ax.set_xlabel("")
+    panels[0].autoscale_view()
     if title is not None:
-        figure.suptitle(title, y=1.03)
-    finish(row[0], show=show, save=save, name="omt_interpolation")
-    return row
+        figure.suptitle(title)
+    figure.tight_layout()
+    shown = {blob.name for blobs in drawn for blob in blobs}
+    _explain(panels, drawn, {name: color for name, color in colors.items() if name in shown}, rings is not None)
+    finish(panels[0], show=show, save=save, name="omt_interpolation", fresh=True)
+    return panels
+
+
+def _panels(n: int) -> tuple[Any, NDArray[np.object_]]:
+    """A figure and its `n` axes, in one row or two."""
+    columns = n if n <= 3 else -(-n // 2)
+    rows = -(-n // columns)
+    figure, axes = import_pyplot().subplots(
+        rows, columns, figsize=(_PANEL * columns, (_PANEL + 0.3) * rows), sharex=True, sharey=True, squeeze=False
+    )
+    for ax in axes.flat[n:]:
+        ax.remove()
+    return figure, axes.ravel()[:n]
+
+
+def _explain(panels: NDArray[np.object_], drawn: Sequence[list[Blob]], colors: dict[str, str], rings: bool) -> None:
+    """Numbers in the panels where colours are too many to tell apart, and the legend of all of them."""
+    from matplotlib.lines import Line2D
+
+    numbered = len(colors) > _TOLD_APART
+    if numbered:
+        number = {name: str(i) for i, name in enumerate(colors, start=1)}
+        for ax, blobs in zip(panels, drawn, strict=True):
+            largest = {blob.name: blob for blob in sorted(blobs, key=lambda blob: blob.mass)}.values()
+            place_labels(
+                ax, [b.center for b in largest], [number[b.name] for b in largest], fontsize=7.5,
+                priority=[b.mass for b in largest],
+            )  # fmt: skip
+    style: dict[str, Any] = {"marker": "o", "linestyle": "none"}
+    handles = [
+        *legend_handles(colors, numbered=numbered),
+        Line2D([], [], markersize=5, markerfacecolor="0.8", markeredgewidth=0, label="measured at both ends", **style),
+    ]
+    if rings:
+        label = "measured at this time"
+        handles.append(
+            Line2D([], [], markersize=4, markerfacecolor="none", markeredgecolor="black", label=label, **style)
+        )
+    figure = panels[0].figure
+    columns = panels[0].get_gridspec().ncols
+    height = 0.9 * figure.get_size_inches()[1]
+    legend_beside(panels[min(columns, len(panels)) - 1], handles, height=height, widen=True)
 
 
 def _plane(
@@ -167,7 +216,8 @@ def _pair_blobs(cells: AnnData, xy: Array, colors: dict[str, str]) -> list[Blob]
     for (origin, _), rows in pairs.items():
         if len(rows) < max(3, _FAINT * len(xy)):
             continue
-        blobs += blobs_of(xy[rows], np.ones((len(rows), 1)), [str(origin)], [colors[str(origin)]])
+        (blob,) = blobs_of(xy[rows], np.ones((len(rows), 1)), [str(origin)], [colors[str(origin)]])
+        blobs.append(blob._replace(mass=len(rows) / len(xy)))
     return blobs
 
 

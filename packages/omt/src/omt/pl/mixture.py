@@ -65,6 +65,7 @@ def mixture(
     colors = label_colors(adata, model.labels, names)
     palette = [colors[name] for name in names]
     blobs = blobs_of(xy[rows], R, names, palette)
+    fresh = ax is None
     ax = new_axes(ax, (6.0, 5.5))
     others = np.setdiff1d(np.arange(adata.n_obs), rows)
     if len(others):
@@ -74,5 +75,5 @@ def mixture(
     frame(ax, short)
     ax.set_title(f"{model.groupby} {group_label(model.groups[position])}" if title is None else title)
     ax.autoscale_view()
-    label_blobs(ax, blobs)
-    return finish(ax, show=show, save=save, name="omt_mixture")
+    label_blobs(ax, blobs, widen=fresh)
+    return finish(ax, show=show, save=save, name="omt_mixture", fresh=fresh)

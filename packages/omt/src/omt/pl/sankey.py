@@ -168,7 +168,8 @@ def sankey(
     ax
         Axes to draw on; a new figure, wide and high enough for its labels, by default.
     show, save
-        As in scanpy: `save=True` or a suffix writes `figures/omt_sankey…`, a path writes that file.
+        As in scanpy: `save=True` or a suffix writes `figures/omt_sankey…`, a path writes that file. With
+        `show=False` a new figure is closed once it is saved.
 
     Returns
     -------
@@ -205,12 +206,13 @@ def sankey(
     widest = max(len(column.names) for column in columns)
     inner = [len(name) for column in columns[1:-1] for name in column.names]
     spacing = max(1.6, 0.085 * max(inner, default=0) + 0.5)  # inches between columns: names stand there
+    fresh = ax is None
     ax = new_axes(ax, (3.8 + spacing * (len(columns) - 1), max(4.0, 0.21 * widest + 1.0)))
     draw_sankey(ax, columns, flows, label_colors(adata, model.labels, names), min_mass=min_mass)
     ax.set_xlabel(model.groupby)
     if title is not None:
         ax.set_title(title)
-    return finish(ax, show=show, save=save, name="omt_sankey")
+    return finish(ax, show=show, save=save, name="omt_sankey", fresh=fresh)
 
 
 def _ranks(adata: AnnData, model: GroupedMixtures, flows: Sequence[Flow]) -> list[NDArray[np.int64]]:

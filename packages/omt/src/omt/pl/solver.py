@@ -8,9 +8,10 @@ import numpy as np
 
 from omt.grouped import group_label
 from omt.io import read_uns
-from omt.pl._style import finish, import_pyplot, new_axes
+from omt.pl._style import finish, import_pyplot, legend_beside, new_axes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from anndata import AnnData
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["solver"]
 
 _ROUNDING = 1e-17  # an error of exactly 0 has no place on a logarithmic axis
-_LEGEND_ROWS = 16
+_MARKS = (  # label, marker, face and edge
+    ("start, Sinkhorn sweep", "o", "white", "black"),
+    ("Newton step", "o", "black", "black"),
+    ("Newton step, rejected", "x", "none", "tab:red"),
+)
 
 
 def solver(
@@ -36,8 +41,9 @@ def solver(
 ) -> Axes:
     """Draw the marginal error of each plan after each step of the solver, and the tolerance it had to reach.
 
-    Circles are the start and Sinkhorn sweeps, filled points Newton steps. Errors at the hotter temperatures that large
-    and relaxed problems start from are not shown.
+    Circles are the start and Sinkhorn sweeps, filled points Newton steps, crosses Newton steps that were rejected
+    because no damping made them better. Where forbidden transitions split a plan into blocks, each has its line, in
+    the colour of the plan. Errors at the hotter temperatures that large and relaxed problems start from are not shown.
 
     Parameters
     ----------
@@ -65,32 +71,64 @@ def solver(
             "not keep them; run omt.tl.transport again"
         )
     plt = import_pyplot()
+    from matplotlib.lines import Line2D
+    from matplotlib.patheffects import withStroke
     from matplotlib.ticker import MaxNLocator
 
-    columns = -(-len(named) // _LEGEND_ROWS)
-    ax = new_axes(ax, (6.0 + 1.3 * columns, 4.2))
+    fresh = ax is None
+    ax = new_axes(ax, (6.5, 4.2))
+    handles = []
+    marked = np.zeros(3, dtype=bool)
     colors = plt.get_cmap("viridis")(np.linspace(0.0, 0.9, len(named)))
     for (name, _, errors, newton), color in zip(named, colors, strict=True):
-        step = np.arange(len(errors))
-        ax.plot(step, errors, color=color, linewidth=1.2, label=name, zorder=2)
-        ax.scatter(step[~newton], errors[~newton], s=18, facecolor="white", edgecolor=[color], zorder=3)
-        ax.scatter(step[newton], errors[newton], s=18, color=[color], zorder=3)
+        blocks = list(_blocks(errors, newton))
+        label = name if len(blocks) == 1 else f"{name} ({len(blocks)} blocks)"
+        handles.append(Line2D([], [], color=color, linewidth=1.6, label=label))
+        for error, is_newton in blocks:
+            step = np.arange(len(error))
+            rejected = is_newton & (np.diff(error, prepend=np.nan) == 0.0)
+            accepted = is_newton & ~rejected
+            ax.plot(step, error, color=color, linewidth=1.2, label=name, zorder=2)
+            ax.scatter(step[~is_newton], error[~is_newton], s=18, facecolor="white", edgecolor=[color], zorder=3)
+            ax.scatter(step[accepted], error[accepted], s=18, color=[color], zorder=3)
+            ax.scatter(step[rejected], error[rejected], s=26, marker="x", color="tab:red", linewidth=1.2, zorder=4)
+            marked |= [(~is_newton).any(), accepted.any(), rejected.any()]
     for tolerance in sorted({row[1].tol for row in named}):
         ax.axhline(tolerance, color="0.4", linewidth=0.9, linestyle="--", zorder=1)
         ax.annotate(
-            f"tol = {tolerance:g}", (1.0, tolerance), xycoords=("axes fraction", "data"), xytext=(-4, 3),
-            textcoords="offset points", ha="right", fontsize=8, color="0.4",
+            f"tol = {tolerance:g}", (0.0, tolerance), xycoords=("axes fraction", "data"), xytext=(4, 3),
+            textcoords="offset points", ha="left", fontsize=8, color="0.4", zorder=5,
+            path_effects=[withStroke(linewidth=2.0, foreground="white")],
         )  # fmt: skip
     ax.set_yscale("log")
-    ax.set_xlabel("step (circles: start and Sinkhorn sweeps, points: Newton steps)")
+    ax.set_xlabel("step")
     ax.set_ylabel("marginal error")
+    left, right = ax.get_xlim()
+    ax.set_xlim(min(left, -0.2), max(right, 1.0))  # one step alone would be given fractions as ticks
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-    ax.legend(loc="upper left", bbox_to_anchor=(1.02, 1.02), ncols=columns, frameon=False, fontsize=8, handlelength=1.2)
+    for (kind, marker, face, edge), present in zip(_MARKS, marked, strict=True):
+        if present:
+            handles.append(
+                Line2D(
+                    [], [], linestyle="none", marker=marker, markersize=4.5, markerfacecolor=face, markeredgecolor=edge,
+                    label=kind,
+                )
+            )  # fmt: skip
+    legend_beside(ax, handles, widen=fresh)
     if title is not None:
         ax.set_title(title)
-    return finish(ax, show=show, save=save, name="omt_solver")
+    return finish(ax, show=show, save=save, name="omt_solver", fresh=fresh)
+
+
+def _blocks(
+    errors: NDArray[np.float64], newton: NDArray[np.bool_]
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
+    """Errors and kinds of step of each block of a plan: they are recorded one after the other, nan between them."""
+    ends = np.flatnonzero(np.isnan(errors))
+    for first, last in zip([0, *(ends + 1)], [*ends, len(errors)], strict=True):
+        yield errors[first:last], newton[first:last]
 
 
 def _steps(plan: Transport) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

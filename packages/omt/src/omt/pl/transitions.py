@@ -78,22 +78,22 @@ def draw_transitions(
         side.set_visible(False)
     if intervals is not None:
         _hatch(ax, intervals.undecided)
-    (width, height), (span, small) = text_sizes(ax, ["0.00"], 7.0)[0], text_sizes(ax, ["0.00–0.00"], 5.5)[0]
+    (width, height), (span, small) = text_sizes(ax, ["0.00"], 7.0)[0], text_sizes(ax, ["0.00–0.00"], 6.5)[0]
     if width * 1.15 < cell_width and height * 1.15 < cell_height:
         spans = intervals is not None and span * 1.1 < cell_width and (height + small) * 1.2 < cell_height
-        shown = values >= 0.01 if intervals is None else np.maximum(values, intervals.upper) >= 0.01
+        shown = np.maximum(values, intervals.upper) >= 0.01 if intervals is not None and spans else values >= 0.01
         for k, l in np.argwhere(shown):
             dark = values[k, l] > 0.6
             style: dict[str, Any] = {"ha": "center", "color": "white" if dark else "black"}
             if intervals is not None and intervals.undecided[k, l]:  # a rim keeps letters legible on the hatching
-                style["path_effects"] = [withStroke(linewidth=2.0, foreground=image.to_rgba(values[k, l]))]
+                style["path_effects"] = [withStroke(linewidth=3.0, foreground=image.to_rgba(values[k, l]))]
             if intervals is None or not spans:
                 ax.text(l, k, f"{values[k, l]:.2f}", va="center", fontsize=7.0, **style)
                 continue
             half = 0.5 * (height + small) / cell_height  # the two lines together stand in the middle of the cell
             ax.text(l, k - half + 0.5 * height / cell_height, f"{values[k, l]:.2f}", va="center", fontsize=7.0, **style)
             ends = f"{intervals.lower[k, l]:.2f}–{intervals.upper[k, l]:.2f}"
-            ax.text(l, k + half - 0.5 * small / cell_height, ends, va="center", fontsize=5.5, **style)
+            ax.text(l, k + half - 0.5 * small / cell_height, ends, va="center", fontsize=6.5, **style)
     return ax
 
 
@@ -104,7 +104,7 @@ def _hatch(ax: Axes, mask: NDArray[np.bool_]) -> None:
     for k, l in np.argwhere(mask):
         ax.add_patch(
             Rectangle(
-                (l - 0.5, k - 0.5), 1.0, 1.0, fill=False, hatch="/////", edgecolor="0.6", linewidth=0.0, zorder=1.5
+                (l - 0.5, k - 0.5), 1.0, 1.0, fill=False, hatch="////", edgecolor="0.72", linewidth=0.0, zorder=1.5
             )
         )
 
@@ -116,7 +116,7 @@ def axes_for_table(rows: Sequence[str], columns: Sequence[str], ax: Axes | None 
     if ax is not None:
         return ax
     longest = 0.075 * max(len(name) for name in [*rows, *columns])
-    cell = (0.55, 0.36) if roomy and max(len(rows), len(columns)) <= 15 else (0.3, 0.26)
+    cell = (0.66, 0.4) if roomy and max(len(rows), len(columns)) <= 15 else (0.3, 0.26)
     width = max(3.5, cell[0] * len(columns)) + longest + 1.4
     height = max(2.6, cell[1] * len(rows)) + longest + 1.0 + 0.2 * roomy
     ax = new_axes(None, (width, height))
@@ -181,6 +181,7 @@ def transitions(
     frame = compute_table(adata, model, source, target, direction=direction, by=by)
     rows, columns = [str(v) for v in frame.index], [str(v) for v in frame.columns]
     intervals = _intervals(adata, model, source, target, direction, by) if show_ci else None
+    fresh = ax is None
     ax = axes_for_table(rows, columns, ax, roomy=show_ci)
     draw_transitions(ax, frame.to_numpy(), rows, columns, intervals=intervals)
     start, end = group_label(model.group(source)), group_label(model.group(target))
@@ -190,7 +191,7 @@ def transitions(
     ax.set_title(heading)
     if intervals is not None:
         ax.set_title(f"{heading}\nhatched: could be chance ({intervals.level:.0%} interval)", fontsize=9)
-    return finish(ax, show=show, save=save, name="omt_transitions")
+    return finish(ax, show=show, save=save, name="omt_transitions", fresh=fresh)
 
 
 def _intervals(

@@ -167,7 +167,7 @@ class RefinedTransport:
             If the format version is unknown, an entry is missing, or arrays do not fit each other.
         """
         version = stored.get("format")
-        if version is None or int(version) != _FORMAT:
+        if str(version) != str(_FORMAT):
             raise ValueError(
                 f"this refined transport is stored in format {version}; this version of omt reads format {_FORMAT}"
             )
@@ -274,9 +274,11 @@ def refine(
     (True, True)
     """
     from omt.pairs.cost import logarithm
-    from omt.scalars import is_number
+    from omt.scalars import generator, is_number
     from omt.solver import ConvergenceWarning
 
+    if np.ndim(n_points):
+        raise TypeError("n_points is an array; it must be a whole number: give samples by name, refine(X=X, Y=Y)")
     if isinstance(n_points, bool) or not isinstance(n_points, int | np.integer):
         raise TypeError(f"n_points is {n_points!r}; it must be a whole number")
     if not is_number(reg) or not (np.isfinite(reg) and reg > 0.0):
@@ -285,7 +287,7 @@ def refine(
         raise ValueError(
             f"reg is {reg!r}; below {_LEAST_REG:g} float64 cannot tell the plan from rounding, and 0.02 is a good start"
         )
-    if not is_number(tol) or not is_number(max_iter) or not tol > 0.0 or not max_iter >= 1:
+    if not is_number(tol) or not is_number(max_iter) or not 0.0 < tol < np.inf or not max_iter >= 1:
         raise ValueError(f"tol is {tol!r} and max_iter {max_iter!r}; they must be > 0 and ≥ 1")
     if transport.forbidden is not None:
         raise ValueError(
@@ -296,7 +298,7 @@ def refine(
     logarithmic = P.family == "lognormal"
     if logarithmic:
         P, Q = logarithm(P), logarithm(Q)
-    rng = np.random.default_rng(seed)
+    rng = generator(seed, "seed")
     W = transport.coupling / transport.coupling.sum()
     keeps_mass = transport.balanced and transport.growth is None
     sides = []

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LP_ENTRIES = 4_000_000  # above this many entries the linear program takes longer than ε-scaling
 _SWEEPS = 5  # after the warm start, before Newton
 _EASY = 100  # sweeps that cost less than a linear program and a few Newton steps
+_WATCHED = 10  # sweeps after which their progress is judged
 _FIRST_SWEEPS = 30  # at the hottest temperature of ε-scaling, where sweeps contract fast
 _COOLING = 4.0
 _ROW_RATIO = 1e-6  # relative accuracy asked of every row, so that the transitions of rare components are right too
@@ -152,6 +153,8 @@ def solve(
             plan, f_part, g_part = solve_lp(part, a_part, b_part)
             complementary = complementary and is_strictly_complementary(part, plan, f_part, g_part)
         else:
+            if effort.errors:
+                effort.errors.append((float("nan"), False))  # a block ends here
             plan, f_part, g_part = _solve_balanced(part, a_part, b_part, lam, tol, effort)
         shift = 0.5 * float(a_part @ f_part - b_part @ g_part) / float(a_part.sum())
         W[np.ix_(rows, columns)], f[rows], g[columns] = plan, f_part - shift, g_part + shift
@@ -207,7 +210,7 @@ def _swept_if_easy(problem: SemiDual, tol: float, effort: _Effort) -> Point | No
         rate = (later.error / point.error) ** (1.0 / _SWEEPS)
         if not (rate < 1.0 and np.log(goal / later.error) / np.log(rate) <= _EASY):
             return None
-        later = _swept(problem, later, 2 * _EASY, goal, effort)
+        later = _swept_while_it_pays(problem, later, 2 * _EASY, tol, goal, effort)
     return later if later.error <= tol and later.worst_ratio <= _ROW_RATIO else None
 
 
@@ -283,6 +286,23 @@ def _swept(problem: SemiDual, point: Point, sweeps: int, tol: float, effort: _Ef
             break
         point = problem.swept(point)
         effort.note(point, newton=False)
+    return point
+
+
+def _swept_while_it_pays(
+    problem: SemiDual, point: Point, budget: int, tol: float, goal: float, effort: _Effort
+) -> Point:
+    """Sweeps towards ``goal`` as long as they get on: to ``tol`` within the budget, and beyond it by half each time."""
+    for left in range(budget - _WATCHED, -1, -_WATCHED):
+        before = point
+        point = _swept(problem, before, _WATCHED, goal, effort)
+        if point.error <= tol:
+            getting_on = goal < point.error < 0.5 * before.error
+        else:
+            needed = np.log(point.error / tol)
+            getting_on = left * np.log(before.error / point.error) >= _WATCHED * needed
+        if not getting_on:
+            break
     return point
 
 

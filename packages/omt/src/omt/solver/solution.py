@@ -43,8 +43,8 @@ class Solution:
         only optimal plan (up to rounding). None for ``lam > 0``, where it always is.
     errors : array [n] or None
         Marginal error at the start and after each step at the final temperature, relative to the plan's mass where that
-        is below 1; block after block where what is forbidden splits the problem. Empty for ``lam = 0``, None if not
-        recorded.
+        is below 1; block after block, nan between them, where what is forbidden splits the problem. A Newton step that
+        no damping made acceptable repeats the error before it. Empty for ``lam = 0``, None if not recorded.
     newton : bool array [n] or None
         Whether the step was Newton's; the others are sweeps, and the start.
     """

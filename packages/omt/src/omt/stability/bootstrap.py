@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from omt.scalars import generator, is_number
 from omt.solver.solution import ConvergenceWarning
 from omt.stability.resample import Sample, replicate_mixtures
 
@@ -183,7 +184,7 @@ def bootstrap(
         codes = list(unit_codes([np.asarray(unit_x), np.asarray(unit_y)], ["the source", "the target"]))
     samples = [Sample(data, weights, unit=code) for (data, weights), code in zip(sides, codes, strict=True)]
     found = bootstrap_chain(
-        [transport], samples, n_boot=n_boot, level=level, refit=refit, cost=cost, rng=np.random.default_rng(rng)
+        [transport], samples, n_boot=n_boot, level=level, refit=refit, cost=cost, rng=generator(rng)
     )
     return found[0, 1]
 
@@ -225,7 +226,7 @@ def bootstrap_chain(
     count: Any = n_boot
     if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 2:
         raise ValueError(f"n_boot is {n_boot!r}; it must be an integer ≥ 2, and some hundred for stable intervals")
-    if not 0.0 < level < 1.0:
+    if not is_number(level) or not 0.0 < level < 1.0:
         raise ValueError(f"level is {level!r}; it must be between 0 and 1, for example 0.9")
     units = [sample.unit for sample in samples if sample.unit is not None]
     table = rng.standard_exponential((1 + max(int(u.max()) for u in units), n_boot)) if units else None

@@ -113,7 +113,7 @@ def features(adata: AnnData, use_rep: str) -> Any:
     `use_rep="X"`.
     """
     if use_rep == "X":
-        return adata.X
+        return matrix(adata, None)
     if use_rep not in adata.obsm:
         raise KeyError(
             f"use_rep={use_rep!r}: adata.obsm has no such key; it has: {_listed(adata.obsm.keys())}. "
@@ -131,11 +131,19 @@ def features(adata: AnnData, use_rep: str) -> Any:
     return X
 
 
+def _expression(adata: AnnData) -> Any:
+    """`adata.X`; `None` if there is none, also where it is on disk."""
+    try:
+        return adata.X
+    except KeyError:
+        return None
+
+
 def matrix(adata: AnnData, layer: str | None) -> Any:
     """Return `adata.X` or a layer `[N, G]` as it is stored; a sparse one in memory by rows."""
     if layer is not None and layer not in adata.layers:
         raise KeyError(f"layer={layer!r}: adata.layers has no such key; it has: {_listed(adata.layers.keys())}")
-    X = adata.X if layer is None else adata.layers[layer]
+    X = _expression(adata) if layer is None else adata.layers[layer]
     if X is None:
         known = _listed(adata.layers.keys())
         raise ValueError(f"adata.X is empty; give layer= (adata.layers has: {known}) or use_rep=")

@@ -14,6 +14,7 @@ from omt.grouped import group_label
 from omt.tl._cells import cells_of, obs_column, responsibilities_of
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
     from numpy.typing import ArrayLike, NDArray
 
@@ -39,10 +40,12 @@ def start_mass(
     elif isinstance(data, str):
         column = obs_column(adata, data, "data").iloc[rows]
         if subset is not None:
-            wanted = {str(v) for v in ([subset] if isinstance(subset, str) or not np.iterable(subset) else subset)}
-            chosen = column.astype(str).isin(wanted).to_numpy() & column.notna().to_numpy()
+            numeric = _holds_numbers(column)
+            wanted = {_spelled(v, numeric) for v in ([subset] if _is_one(subset) else subset)}  # type: ignore[attr-defined]
+            spelled = column.astype(object).map(lambda value: _spelled(value, numeric))
+            chosen = spelled.isin(wanted).to_numpy() & column.notna().to_numpy()
             if not chosen.any():
-                values = ", ".join(sorted(column.dropna().astype(str).unique())) or "(none)"
+                values = ", ".join(sorted(spelled[column.notna()].unique())) or "(none)"
                 raise ValueError(
                     f"no cell of {group} has {data} {' or '.join(sorted(wanted))}; there it is one of: {values}"
                 )
@@ -100,6 +103,29 @@ def write_mass(adata: AnnData, results: list[tuple[NDArray[np.int64], Array]], k
     for rows, mass in results:
         column[rows] = mass
     adata.obs[key] = column
+
+
+def _is_one(subset: object) -> bool:
+    """Whether this is one value, not several."""
+    return isinstance(subset, str) or not np.iterable(subset)
+
+
+def _holds_numbers(column: pd.Series) -> bool:
+    """Whether the values of a column, or its categories, are numbers."""
+    import pandas as pd
+
+    dtype = column.cat.categories.dtype if isinstance(column.dtype, pd.CategoricalDtype) else column.dtype
+    return pd.api.types.is_numeric_dtype(dtype) and not pd.api.types.is_bool_dtype(dtype)
+
+
+def _spelled(value: object, numeric: bool) -> str:
+    """One spelling of a value: among numbers 1, 1.0 and "1.0" are the same."""
+    if numeric:
+        try:
+            return f"{float(str(value)):.15g}"
+        except ValueError:
+            pass
+    return str(value)
 
 
 def _cell_weights(adata: AnnData, model: GroupedMixtures, rows: NDArray[np.int64]) -> Array:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from omt.archive import rebuilding
 from omt.grouped import group_label
 from omt.io import read_uns
+from omt.scalars import checked_seed
 from omt.tl._assign import cells, is_missing
 from omt.tl._cells import cells_of, model_features, obs_column, responsibilities_of, soft_labels, start_copy
 from omt.tl._growth import cell_rates, step_length
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bootstrap", "pair_key", "stored_pair"]
 
+_PARTS = ("mean", "sd", "lower", "upper")
 _PATIENCE = 2.0  # seconds of work before progress is shown
 
 
@@ -95,7 +98,7 @@ def bootstrap(
     """
     from omt.stability.bootstrap import bootstrap_chain, unit_codes
 
-    model = read_uns(adata, need="transport")
+    model, seed = read_uns(adata, need="transport"), checked_seed(random_state)
     rows = [cells_of(adata, model, i) for i in model.order]
     units: list[NDArray[np.int64] | None] = [None] * len(rows)
     if unit != "cell":
@@ -114,7 +117,7 @@ def bootstrap(
             level=level,
             refit=refit,
             cost=str(model.settings.get("cost", "w2")),
-            rng=np.random.default_rng(random_state),
+            rng=np.random.default_rng(seed),
             done=advance,
         )
     pairs = {}
@@ -129,7 +132,7 @@ def bootstrap(
         "n_boot": int(n_boot),
         "unit": unit,
         "refit": int(refit),
-        "random_state": random_state,
+        "random_state": seed,
         "pairs": pairs,
     }
     return result if copy else None
@@ -154,8 +157,20 @@ def stored_pair(adata: AnnData, model: GroupedMixtures, source: int, target: int
     if stored is None:
         raise KeyError("adata.uns['omt'] has no 'bootstrap'; run omt.tl.bootstrap first")
     model.path(source, target)
-    pair: dict[str, Any] = dict(stored["pairs"][pair_key(model, source, target)])
-    return pair | {"verdict": np.asarray(pair["verdict"], dtype=np.int64)}
+    with rebuilding("adata.uns['omt']['bootstrap']"):
+        pair: dict[str, Any] = dict(stored["pairs"][pair_key(model, source, target)])
+        pair["verdict"] = np.asarray(pair["verdict"], dtype=np.int64)
+        K, L = len(model.names(source)), len(model.names(target))
+        shapes = {"forward": (K, L), "backward": (L, K), "coupling": (K, L), "lift": (K, L)}
+        tables = [(f"{name}/{part}", pair[name][part], shapes[name]) for name in shapes for part in _PARTS]
+        tables += [(name, pair[name], (K, L)) for name in ("sign_stability", "verdict")]
+    for name, table, shape in tables:
+        if np.shape(table) != shape:
+            raise ValueError(
+                f"{name} of adata.uns['omt']['bootstrap'] has shape {np.shape(table)}; the plan needs {shape}: "
+                "run omt.tl.bootstrap again"
+            )
+    return pair
 
 
 @contextmanager
@@ -198,6 +213,11 @@ def _sample(
 
     position = model.order[place]
     X: Any = model_features(adata, model)
+    if X.shape[1] != model.mixtures[position].d:
+        raise ValueError(
+            f"{model.use_rep!r} has {X.shape[1]} features here and had {model.mixtures[position].d} when the mixtures "
+            "were fitted; run omt.tl.fit_mixtures again"
+        )
     weight_key, growth_key = str(model.settings.get("sample_weight", "")), str(model.settings.get("growth_key", ""))
     growth = None
     if growth_key and place < len(model.transports) and not int(model.settings.get("growth_iters", 1)) > 1:

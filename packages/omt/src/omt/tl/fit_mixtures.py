@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -198,24 +199,27 @@ def fit_mixtures(
                 f"no cell of {groupby} {group_label(value)} has a value in adata.obs[{labels!r}]; "
                 "label some, or drop the group"
             )
-        mixture = fit_mixture(
-            cells(X, rows),
-            number,
-            component_range=component_range,
-            family=_recipe(family, sizes, reference, rows),
-            covariance=covariance,
-            labels=known,
-            responsibilities=None if soft is None else soft.iloc[rows],
-            sample_weight=None if weights is None else weights[rows],
-            feature_names=genes,
-            n_init=n_init,
-            max_iter=max_iter,
-            tol=tol,
-            random_state=random_state,
-            device=device,
-            checkpoint=file,
-            progress=progress,
-        )
+        with warnings.catch_warnings(record=True) as caught:  # they cannot know which group they are about
+            mixture = fit_mixture(
+                cells(X, rows),
+                number,
+                component_range=component_range,
+                family=_recipe(family, sizes, reference, rows),
+                covariance=covariance,
+                labels=known,
+                responsibilities=None if soft is None else soft.iloc[rows],
+                sample_weight=None if weights is None else weights[rows],
+                feature_names=genes,
+                n_init=n_init,
+                max_iter=max_iter,
+                tol=tol,
+                random_state=random_state,
+                device=device,
+                checkpoint=file,
+                progress=progress,
+            )
+        for warning in caught:
+            warnings.warn(f"{warning.message} ({groupby} {group_label(value)})", warning.category, stacklevel=2)
         if known is None and soft is None:
             mixture = replace(mixture, names=tuple(f"{group_label(value)}:{k}" for k in range(mixture.K)))
         mixtures.append(mixture)

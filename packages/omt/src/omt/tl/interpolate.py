@@ -8,7 +8,7 @@ import numpy as np
 
 from omt.grouped import group_label
 from omt.io import read_uns
-from omt.scalars import is_number, whole
+from omt.scalars import checked_seed, is_number, whole
 from omt.tl._cells import cells_of, features
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def generated_cells(
 
     step, share, label = _place(model, time, source, target, t)
     plan = model.transports[step]
-    rng = np.random.default_rng(random_state)
+    rng = np.random.default_rng(checked_seed(random_state))
     obs: dict[str, Any]
     if cells is not None:
         rows = cells_of(cells, model, model.order[step])
