@@ -52,4 +52,5 @@ if rank == 0:
     for number, (here, sent, chosen, forward, backward) in enumerate(table):
         kB_once, kB_choice = sent * (H + 2 * K) * 4 / 1000, chosen * H * 4 / 1000  # a row takes its choices along
         print(f"{number:4d} {here:10.0f} {sent:7.0f} {kB_once:9.1f} {kB_choice:21.1f} {forward:19.1e} {backward:21.1e}")
+dist.barrier()  # holds no tensor of Python's: no thread of gloo needs the interpreter while it ends
 dist.destroy_process_group()
