@@ -17,6 +17,9 @@ _MAX_NOT_RUN = 2
 # An example for several processes shows this command in its first lines.
 _PROCESSES = "--standalone --nproc-per-node=2"
 _TORCHRUN = ["-m", "torch.distributed.run", *_PROCESSES.split()]
+# PyTorch, about once in forty runs under load: a thread of gloo lives as long as DTensor's caches hold its mesh, wants the
+# interpreter while that ends, and is ended by the C++ library, after all work is done.
+_ABORTED_AT_EXIT = "terminate called without an active exception"
 
 READMES = [ROOT / "README.md", *(ROOT / m.path / "README.md" for m in load_members())]
 EXAMPLES = [path for m in load_members() for path in sorted((ROOT / m.path / "examples").glob("*.py"))]
@@ -58,5 +61,7 @@ def test_example_runs(example, tmp_path):
     launcher = _TORCHRUN if f"torchrun {_PROCESSES}" in example.read_text(encoding="utf-8") else []
     command = [sys.executable, *launcher, str(example)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    if launcher and _ABORTED_AT_EXIT in done.stderr:
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"
