@@ -17,8 +17,8 @@ _MAX_NOT_RUN = 2
 # An example for several processes shows this command in its first lines.
 _PROCESSES = "--standalone --nproc-per-node=2"
 _TORCHRUN = ["-m", "torch.distributed.run", *_PROCESSES.split()]
-# PyTorch, about once in forty runs under load: a thread of gloo lives as long as DTensor's caches hold its mesh, wants the
-# interpreter while that ends, and is ended by the C++ library, after all work is done.
+# PyTorch, about once in forty runs under load: a thread of gloo lives as long as DTensor's caches hold its mesh, wants
+# the interpreter while that ends, and is ended by the C++ library, after all work is done.
 _ABORTED_AT_EXIT = "terminate called without an active exception"
 
 READMES = [ROOT / "README.md", *(ROOT / m.path / "README.md" for m in load_members())]
